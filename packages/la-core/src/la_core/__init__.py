@@ -1,0 +1,30 @@
+"""Lightning Attention over a state pool: the operators, their contract, and the choice of a backend.
+
+Importing this package imports no backend and touches no GPU.
+"""
+
+from la_core.backends.choose_backend import Choice, use_backend
+from la_core.backends.discover_backends import BackendInfo, list_backends
+from la_core.decay_slopes import decay_slopes
+from la_core.ops.decode import decode, explain_choice
+from la_core.spec.decode_checks import check_decode as decode_problem
+from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.errors import BackendUnavailable, SpecViolation, UnsupportedByBackend
+from la_core.version import SPEC_REVISION, __version__
+
+__all__ = [
+    "SPEC_REVISION",
+    "BackendInfo",
+    "BackendUnavailable",
+    "Choice",
+    "DecodeProblem",
+    "SpecViolation",
+    "UnsupportedByBackend",
+    "__version__",
+    "decay_slopes",
+    "decode",
+    "decode_problem",
+    "explain_choice",
+    "list_backends",
+    "use_backend",
+]

@@ -1,0 +1,171 @@
+"""Which backend runs a call, with the reason for every one that does not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from la_core.backends.backend_contract import Backend
+from la_core.backends.discover_backends import KNOWN_NAMES, installed_names, load_backend
+from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.errors import BackendUnavailable, SpecViolation, UnsupportedByBackend
+
+AUTO = "auto"
+
+PREFERENCE = {"cuda": KNOWN_NAMES}
+"""Order in which `"auto"` tries backends, by type of device; `ref` alone for types not named."""
+
+ENV_BACKEND = os.environ.get("LA_BACKEND") or AUTO
+"""The process-wide default, read once at import: reading the environment costs more than all checks together."""
+
+chosen_by_context: ContextVar[str] = ContextVar("la_core_backend", default=ENV_BACKEND)
+"""What `backend="auto"` means here and now: set by `use_backend`, `LA_BACKEND` otherwise."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The outcome of choosing: a backend or None, and a verdict in words for every candidate."""
+
+    backend: Backend | None
+    asked: str
+    verdicts: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        verdicts = "; ".join(f"{name}: {verdict}" for name, verdict in self.verdicts) or "no backend is installed"
+        return f"{verdicts}; chosen: {self.backend.name if self.backend else 'none'} (asked for {self.asked!r})"
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Make `name` the backend of calls that leave `backend` at `"auto"`, in this thread or task, inside the block.
+
+    Parameters
+    ----------
+    name
+        A backend's name, or `"auto"` for the order of preference whatever `LA_BACKEND` says.
+
+    Raises
+    ------
+    BackendUnavailable
+        At once, if there is no usable backend of that name.
+    """
+    check_backend_name(name)
+    if name != AUTO:
+        load_backend(name)
+    token = chosen_by_context.set(name)
+    try:
+        yield
+    finally:
+        chosen_by_context.reset(token)
+
+
+def check_backend_name(name: object) -> str:
+    """Refuse what cannot be a backend's name."""
+    if not isinstance(name, str) or not name:
+        came = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+        raise SpecViolation(
+            f"decode: backend must be a backend's name or 'auto'; got {came}. "
+            f"Installed: {', '.join(installed_names()) or 'none'}."
+        )
+    return name
+
+
+def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
+    """The backend that runs `problem`.
+
+    Parameters
+    ----------
+    problem
+        The facts of a legal call.
+    asked
+        A name is obeyed or refused; `"auto"` means the default of `use_backend` or `LA_BACKEND`, and failing
+        those the first of the order of preference that runs the call.
+
+    Raises
+    ------
+    UnsupportedByBackend
+        The named backend, or every candidate, refuses this call. The sentence gives each reason.
+    BackendUnavailable
+        The named backend, or every candidate, cannot be loaded.
+    """
+    name = _resolve(asked)
+    if name != AUTO:
+        try:
+            backend = load_backend(name)
+        except BackendUnavailable as reason:
+            raise BackendUnavailable(f"decode: {_named_by(asked)}{reason}") from reason.__cause__
+        refusal = backend.refusal(problem)
+        if refusal is not None:
+            raise UnsupportedByBackend(
+                f"decode: {_named_by(asked)}backend {name!r} {refusal}. The call is legal ({problem.describe()}): "
+                "choose another backend, or 'auto'."
+            )
+        return backend
+    unusable = []
+    for candidate in _preferred(problem):
+        backend, verdict = _judge(candidate, problem)
+        if backend is not None:
+            for reason in unusable:
+                warnings.warn(f"decode runs on {candidate!r}: {reason}", RuntimeWarning, stacklevel=4)
+            return backend
+        if verdict.startswith(_UNUSABLE):
+            unusable.append(verdict)
+    choice = explain(problem, asked)
+    if any(verdict.startswith(_REFUSED) for _, verdict in choice.verdicts):
+        raise UnsupportedByBackend(f"decode: no installed backend runs this call ({problem.describe()}). {choice}.")
+    raise BackendUnavailable(
+        f"decode: no usable backend for {problem.device.type} tensors. {choice}. Run: python3 -m pip install la-ref"
+    )
+
+
+def explain(problem: DecodeProblem, asked: str = AUTO) -> Choice:
+    """What `choose_backend` would do and why, for every candidate and every other installed backend."""
+    name = _resolve(asked)
+    preferred = _preferred(problem)
+    candidates = dict.fromkeys((*preferred, *installed_names(), *(() if name == AUTO else (name,))))
+    eligible = preferred if name == AUTO else (name,)
+    verdicts: list[tuple[str, str]] = []
+    chosen: Backend | None = None
+    for candidate in candidates:
+        backend, verdict = _judge(candidate, problem)
+        if backend is not None and candidate in eligible:
+            chosen = chosen or backend
+        elif backend is not None and candidate not in preferred:
+            verdict += ", but chosen only by name"
+        verdicts.append((candidate, verdict))
+    return Choice(chosen, name, tuple(verdicts))
+
+
+_UNUSABLE, _REFUSED = "unusable", "refused"
+
+
+def _judge(candidate: str, problem: DecodeProblem) -> tuple[Backend | None, str]:
+    """The backend if it runs `problem`, and the verdict in words."""
+    if candidate not in installed_names():
+        return None, "not installed"
+    try:
+        backend = load_backend(candidate)
+    except BackendUnavailable as reason:
+        return None, f"{_UNUSABLE}, {reason}"
+    refusal = backend.refusal(problem)
+    if refusal is not None:
+        return None, f"{_REFUSED}, {refusal}"
+    return backend, "ok"
+
+
+def _preferred(problem: DecodeProblem) -> tuple[str, ...]:
+    return PREFERENCE.get(problem.device.type, ("ref",))
+
+
+def _resolve(asked: str) -> str:
+    return chosen_by_context.get() if check_backend_name(asked) == AUTO else asked
+
+
+def _named_by(asked: str) -> str:
+    if asked == AUTO and ENV_BACKEND != AUTO and chosen_by_context.get() == ENV_BACKEND:
+        return f"LA_BACKEND={ENV_BACKEND}: "
+    return ""

@@ -1,0 +1,1 @@
+"""Signatures of other libraries, for callers that were written against them."""

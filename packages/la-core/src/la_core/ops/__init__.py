@@ -1,0 +1,1 @@
+"""The operators users call, one file each: check, choose a backend, run."""

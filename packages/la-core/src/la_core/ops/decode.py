@@ -1,0 +1,192 @@
+"""decode: one token per row against a pool of Lightning Attention states."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from la_core.backends.choose_backend import AUTO, Choice, chosen_by_context, explain
+from la_core.ops.decode_plan import DecodePlan, find_plan
+from la_core.spec.argument_checks import check_number, check_optional_bool, violation
+from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.state_pool_rules import check_no_shared_memory, check_offset_values
+
+ENV_CHECK_OFFSETS = os.environ.get("LA_CHECK_OFFSETS", "") not in ("", "0")
+"""Whether offset values on a GPU are checked by default, at the price of a synchronisation. Read once at import."""
+
+_TENSORS = ("q", "k", "v", "s", "s_offsets", "decay_scales", "out")
+
+# The plan of the last call with `out` and of the last one without: a decode loop finds its plan by one comparison.
+_last_given: DecodePlan | None = None
+_last_allocating: DecodePlan | None = None
+
+
+def decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: torch.Tensor,
+    s_offsets: torch.Tensor,
+    decay_scales: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    out: torch.Tensor | None = None,
+    backend: str = AUTO,
+    check_offsets: bool | None = None,
+) -> torch.Tensor:
+    """One Lightning Attention decode step over a state pool, in place.
+
+    For every row `b` with a slot `p = s_offsets[b] >= 0` and every head `h`, with `g = h // (H // G)`::
+
+        S'[h]    = exp(-decay_scales[h]) * S[h] + outer(v[b, h], k[b, g])      S[h] = s[p*H + h], [V, K]
+        out[b,h] = softmax_scale * S'[h] @ q[b, g]
+        s[p*H + h] = S'[h]
+
+    A row with a negative offset is padding: its output is zero and no state is touched.
+
+    Parameters
+    ----------
+    q, k : Tensor [B, G, K], bfloat16, float16 or float32
+        Queries and keys, of one dtype with `v`. Last stride 1, the others free.
+    v : Tensor [B, H, V]
+        Values. `H` must be a multiple of `G`.
+    s : Tensor [P*H, V, K], float32, bfloat16 or float16
+        The pool, updated in place. Each `V x K` state is dense with K or with V contiguous (a transposed view of
+        `[P*H, K, V]` memory); the row stride is free.
+    s_offsets : Tensor [B], int32 or int64, contiguous
+        The slot of each row, each used at most once; negative for padding rows.
+    decay_scales : Tensor [H], float32, contiguous
+        Positive slopes; one step multiplies the state by `exp(-decay_scales[h])`. See :func:`la_core.decay_slopes`.
+    softmax_scale : float, optional
+        Factor of the output; `K ** -0.5` by default.
+    out : Tensor [B, H, V], bfloat16, float16 or float32, optional
+        Where to write; last stride 1, the others free. Allocated in `q.dtype` by default.
+    backend : str
+        A backend's name, or `"auto"`: the default of :func:`la_core.use_backend` or `LA_BACKEND`, else the first of
+        cute, triton, ref that runs the call for CUDA tensors, and ref for CPU tensors.
+    check_offsets : bool, optional
+        Offset values on the CPU are always checked. On a GPU True checks them at the price of a synchronisation
+        (`LA_CHECK_OFFSETS=1` makes that the default outside of graph capture, False overrides it); unchecked, an
+        offset `>= P` is treated as padding, and two rows that name one slot leave that slot undefined.
+
+    Returns
+    -------
+    Tensor [B, H, V]
+        `out`, or the tensor allocated for it.
+
+    Raises
+    ------
+    SpecViolation
+        The call breaks the contract. Nothing has been written.
+    UnsupportedByBackend
+        The call is legal, but the backend cannot run it.
+    BackendUnavailable
+        The backend is not installed or cannot be loaded.
+
+    Notes
+    -----
+    The recurrence is that of Lightning Attention-2 (Qin et al., 2024, arXiv:2401.04658) as MiniMax-01 uses it
+    (arXiv:2501.08313). Inputs are widened to float32, all arithmetic is float32, each result is rounded once.
+    """
+    global _last_given, _last_allocating
+    if check_offsets is not None:
+        check_optional_bool("decode", "check_offsets", check_offsets)
+    if out is None:
+        plan = _last_allocating
+        if (
+            plan is None
+            or not plan.guard(q, k, v, s, s_offsets, decay_scales)
+            or plan.asked != backend
+            or plan.context != chosen_by_context.get()
+        ):
+            plan = _last_allocating = find_plan(backend, (q, k, v, s, s_offsets, decay_scales))
+        q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes = plan.extents
+    else:
+        plan = _last_given
+        if (
+            plan is None
+            or not plan.guard(q, k, v, s, s_offsets, decay_scales, out)
+            or plan.asked != backend
+            or plan.context != chosen_by_context.get()
+        ):
+            plan = _last_given = find_plan(backend, (q, k, v, s, s_offsets, decay_scales, out))
+        q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
+
+    # What is written must not overlap anything else. Extents that do not meet settle it; the rest is judged exactly.
+    q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    s_start, offsets_start, decay_start = s.data_ptr(), s_offsets.data_ptr(), decay_scales.data_ptr()
+    s_end = s_start + s_bytes
+    if (
+        (q_start < s_end and s_start < q_start + q_bytes)
+        or (k_start < s_end and s_start < k_start + k_bytes)
+        or (v_start < s_end and s_start < v_start + v_bytes)
+        or (offsets_start < s_end and s_start < offsets_start + offsets_bytes)
+        or (decay_start < s_end and s_start < decay_start + decay_bytes)
+    ):
+        _check_memory(q, k, v, s, s_offsets, decay_scales)
+    if out is not None:
+        out_start = out.data_ptr()
+        out_end = out_start + out_bytes
+        if (
+            (s_start < out_end and out_start < s_end)
+            or (q_start < out_end and out_start < q_start + q_bytes)
+            or (k_start < out_end and out_start < k_start + k_bytes)
+            or (v_start < out_end and out_start < v_start + v_bytes)
+            or (offsets_start < out_end and out_start < offsets_start + offsets_bytes)
+            or (decay_start < out_end and out_start < decay_start + decay_bytes)
+        ):
+            _check_memory(q, k, v, s, s_offsets, decay_scales, out)
+
+    if plan.reads_offsets:
+        offsets = s_offsets.tolist()
+        if offsets != plan.checked_offsets:
+            check_offset_values("decode", offsets, plan.problem.P)
+            plan.checked_offsets = offsets
+    elif check_offsets or (ENV_CHECK_OFFSETS and check_offsets is None):
+        _check_offsets_on_gpu(s_offsets, plan.problem.P, explicit=bool(check_offsets))
+
+    if softmax_scale is None:
+        softmax_scale = plan.default_scale
+    elif type(softmax_scale) is not float:
+        softmax_scale = check_number("decode", "softmax_scale", softmax_scale)
+    if out is None:
+        out = torch.empty_like(v) if plan.like_v else torch.empty_like(v, memory_format=torch.contiguous_format)
+    if plan.run is not None:
+        plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+    return out
+
+
+def _check_memory(*tensors: torch.Tensor) -> None:
+    check_no_shared_memory("decode", dict(zip(_TENSORS, tensors, strict=False)))
+
+
+def _check_offsets_on_gpu(s_offsets: torch.Tensor, slots: int, *, explicit: bool) -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if explicit:
+            raise violation(
+                "decode",
+                "check_offsets=True must read s_offsets back, which a CUDA graph capture forbids",
+                "a call on a capturing stream",
+                "Check before the capture, or leave check_offsets out.",
+            )
+        return
+    check_offset_values("decode", s_offsets.tolist(), slots)
+
+
+def explain_choice(problem: DecodeProblem, *, backend: str = AUTO) -> Choice:
+    """Which backend would run a call, and why each of the others would not.
+
+    Parameters
+    ----------
+    problem : DecodeProblem
+        From :func:`la_core.decode_problem` for tensors at hand, or :meth:`la_core.DecodeProblem.contiguous`.
+    backend : str
+        As in :func:`decode`.
+
+    Returns
+    -------
+    Choice
+        Prints as a sentence; `.backend` is the chosen one or None, `.verdicts` holds a reason for each.
+    """
+    return explain(problem, backend)

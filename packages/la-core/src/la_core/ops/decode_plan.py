@@ -1,0 +1,131 @@
+"""Everything about a decode call that its facts decide, computed once per set of facts.
+
+A serving engine calls with the same shapes again and again. The first call with new facts runs every check, builds
+the `DecodeProblem`, chooses the backend, and keeps the result as a `DecodePlan`; a later call with the same facts
+pays for one comparison and for what can differ all the same: memory addresses, offset values and the scale.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from la_core.backends.backend_contract import Backend
+from la_core.backends.choose_backend import check_backend_name, choose_backend, chosen_by_context
+from la_core.ops.facts_guard import Guard, make_guard
+from la_core.spec.decode_checks import check_decode
+from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.state_pool_rules import byte_extent
+
+MAX_PLANS = 4096
+"""Plans kept; beyond it all are dropped, so that ever new shapes cannot grow memory without bound."""
+
+_lock = threading.Lock()
+_plans: dict[tuple[Any, ...], DecodePlan] = {}
+
+
+class DecodePlan:
+    """What one set of facts leads to. Fields are read on the hot path, hence slots and no property.
+
+    Attributes
+    ----------
+    problem, backend
+        The facts and who runs them.
+    run
+        `backend.decode`, or None for an empty batch.
+    asked, context
+        The `backend` argument and the context's default that led to this backend.
+    default_scale
+        `K ** -0.5`.
+    reads_offsets
+        True if offset values can be read without a synchronisation.
+    checked_offsets
+        The offsets that passed last: all layers of a model share them, so most calls compare instead of checking.
+    like_v
+        True if `empty_like(v)` is contiguous without being told so, which is the faster call.
+    extents
+        Bytes from the first to the last element of each tensor, in the order of the arguments, `out` last.
+    """
+
+    __slots__ = (
+        "asked",
+        "backend",
+        "checked_offsets",
+        "context",
+        "default_scale",
+        "extents",
+        "guard",
+        "key",
+        "like_v",
+        "problem",
+        "reads_offsets",
+        "run",
+    )
+
+    def __init__(self, asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> None:
+        problem = check_decode(*tensors)
+        self.asked = asked
+        self.context = context
+        self.problem: DecodeProblem = problem
+        self.backend: Backend = choose_backend(problem, asked)
+        self.run: Callable[..., None] | None = self.backend.decode if problem.B > 0 else None
+        self.default_scale = float(problem.K) ** -0.5
+        self.reads_offsets = problem.device.type == "cpu"
+        self.checked_offsets: list[int] | None = None
+        self.like_v = torch.empty_like(tensors[2]).is_contiguous()
+        self.extents = tuple(byte_extent(t.shape, t.stride(), t.element_size()) for t in tensors)
+        self.key = plan_key(asked, context, tensors)
+        self.guard: Guard = self.new_guard(tensors)
+
+    def new_guard(self, tensors: tuple[torch.Tensor, ...]) -> Guard:
+        """A guard for the dispatch state of this moment (inference mode changes it), or a comparison in Python."""
+        return make_guard(tensors) or self._same_facts
+
+    def _same_facts(self, *tensors: torch.Tensor) -> bool:
+        return plan_key(self.asked, self.context, tensors) == self.key and not _wants_grad(tensors)
+
+
+def find_plan(backend: object, tensors: tuple[Any, ...]) -> DecodePlan:
+    """The plan for these arguments: a kept one, or a new one after all checks have passed.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.decode`.
+    """
+    asked = check_backend_name(backend)
+    context = chosen_by_context.get()
+    plan = None
+    if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in tensors) and not _wants_grad(tensors):
+        plan = _plans.get(plan_key(asked, context, tensors))
+    if plan is None:
+        plan = DecodePlan(asked, context, tensors)
+        with _lock:
+            if len(_plans) >= MAX_PLANS:
+                _plans.clear()
+            plan = _plans.setdefault(plan.key, plan)
+    elif not plan.guard(*tensors):
+        plan.guard = plan.new_guard(tensors)
+    return plan
+
+
+def forget_plans() -> None:
+    """Drop all plans, after the set of installed backends has changed."""
+    with _lock:
+        _plans.clear()
+
+
+def plan_key(asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Everything that a plan depends on, hashable."""
+    return (
+        asked,
+        context,
+        *[(type(t), t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in tensors],
+    )
+
+
+def _wants_grad(tensors: tuple[torch.Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

@@ -1,0 +1,1 @@
+"""What the operators mean and what a legal call is. Knows no backend."""
