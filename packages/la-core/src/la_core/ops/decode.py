@@ -7,7 +7,7 @@ import os
 import torch
 
 from la_core.backends.choose_backend import AUTO, Choice, chosen_by_context, explain
-from la_core.ops.decode_plan import DecodePlan, find_plan
+from la_core.ops.decode_plan import find_plan, latest
 from la_core.spec.argument_checks import check_number, check_optional_bool, violation
 from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.state_pool_rules import check_no_shared_memory, check_offset_values
@@ -16,10 +16,6 @@ ENV_CHECK_OFFSETS = os.environ.get("LA_CHECK_OFFSETS", "") not in ("", "0")
 """Whether offset values on a GPU are checked by default, at the price of a synchronisation. Read once at import."""
 
 _TENSORS = ("q", "k", "v", "s", "s_offsets", "decay_scales", "out")
-
-# The plan of the last call with `out` and of the last one without: a decode loop finds its plan by one comparison.
-_last_given: DecodePlan | None = None
-_last_allocating: DecodePlan | None = None
 
 
 def decode(
@@ -89,28 +85,27 @@ def decode(
     The recurrence is that of Lightning Attention-2 (Qin et al., 2024, arXiv:2401.04658) as MiniMax-01 uses it
     (arXiv:2501.08313). Inputs are widened to float32, all arithmetic is float32, each result is rounded once.
     """
-    global _last_given, _last_allocating
     if check_offsets is not None:
         check_optional_bool("decode", "check_offsets", check_offsets)
     if out is None:
-        plan = _last_allocating
+        plan = latest.allocating
         if (
             plan is None
             or not plan.guard(q, k, v, s, s_offsets, decay_scales)
             or plan.asked != backend
             or plan.context != chosen_by_context.get()
         ):
-            plan = _last_allocating = find_plan(backend, (q, k, v, s, s_offsets, decay_scales))
+            plan = latest.allocating = find_plan(backend, (q, k, v, s, s_offsets, decay_scales))
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes = plan.extents
     else:
-        plan = _last_given
+        plan = latest.given
         if (
             plan is None
             or not plan.guard(q, k, v, s, s_offsets, decay_scales, out)
             or plan.asked != backend
             or plan.context != chosen_by_context.get()
         ):
-            plan = _last_given = find_plan(backend, (q, k, v, s, s_offsets, decay_scales, out))
+            plan = latest.given = find_plan(backend, (q, k, v, s, s_offsets, decay_scales, out))
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
 
     # What is written must not overlap anything else. Extents that do not meet settle it; the rest is judged exactly.

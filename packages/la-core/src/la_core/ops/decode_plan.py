@@ -85,7 +85,21 @@ class DecodePlan:
         return make_guard(tensors) or self._same_facts
 
     def _same_facts(self, *tensors: torch.Tensor) -> bool:
-        return plan_key(self.asked, self.context, tensors) == self.key and not _wants_grad(tensors)
+        return _may_be_known(tensors) and plan_key(self.asked, self.context, tensors) == self.key
+
+
+class LatestPlans:
+    """The plan of the last call with `out` and of the last one without: a decode loop finds its plan by one
+    comparison."""
+
+    __slots__ = ("allocating", "given")
+
+    def __init__(self) -> None:
+        self.given: DecodePlan | None = None
+        self.allocating: DecodePlan | None = None
+
+
+latest = LatestPlans()
 
 
 def find_plan(backend: object, tensors: tuple[Any, ...]) -> DecodePlan:
@@ -99,7 +113,7 @@ def find_plan(backend: object, tensors: tuple[Any, ...]) -> DecodePlan:
     asked = check_backend_name(backend)
     context = chosen_by_context.get()
     plan = None
-    if all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in tensors) and not _wants_grad(tensors):
+    if _may_be_known(tensors):
         plan = _plans.get(plan_key(asked, context, tensors))
     if plan is None:
         plan = DecodePlan(asked, context, tensors)
@@ -116,6 +130,7 @@ def forget_plans() -> None:
     """Drop all plans, after the set of installed backends has changed."""
     with _lock:
         _plans.clear()
+        latest.given = latest.allocating = None
 
 
 def plan_key(asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
@@ -127,5 +142,8 @@ def plan_key(asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> tup
     )
 
 
-def _wants_grad(tensors: tuple[torch.Tensor, ...]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+def _may_be_known(tensors: tuple[Any, ...]) -> bool:
+    """True if these are tensors that a plan can have been made for, so that their facts can be read."""
+    if not all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))

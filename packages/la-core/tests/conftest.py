@@ -1,0 +1,56 @@
+"""Made-up backends, found as real ones are: by the metadata of a distribution on `sys.path`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from la_core.backends.discover_backends import forget_backends
+from la_core.ops.decode_plan import forget_plans
+
+Install = Callable[..., None]
+
+GOOD = """
+from la_core.backends.capabilities import Capabilities
+
+class Made:
+    name = "{name}"
+    spec_revision = 1
+    capabilities = Capabilities(ops=("decode",), device_types=("cpu",), k_sizes=(64,), sizes_text="K = 64")
+    calls = []
+
+    def refusal(self, problem):
+        return self.capabilities.decode_refusal(problem)
+
+    def decode(self, problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out):
+        self.calls.append((problem, softmax_scale))
+        out.fill_(1)
+
+backend = Made()
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """`install("made", source)` adds a distribution `made-dist 1.0` whose entry point `made` names its `backend`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    count = 0
+
+    def add(name: str, source: str = GOOD, entry_point: str | None = None) -> None:
+        nonlocal count
+        count += 1
+        module = f"made_up_{tmp_path.name.replace('-', '_')}_{count}"
+        (tmp_path / f"{module}.py").write_text(source.replace("{name}", name))
+        info = tmp_path / f"{module}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-dist{count}\nVersion: 1.{count}\n")
+        target = entry_point or f"{module}:backend"
+        (info / "entry_points.txt").write_text(f"[la_core.backends]\n{name} = {target}\n")
+        forget_backends()
+        forget_plans()
+
+    yield add
+    monkeypatch.undo()
+    forget_backends()
+    forget_plans()

@@ -1,0 +1,163 @@
+"""Which backends the suite runs, on which devices, and an honest account of both.
+
+    pytest shared_tests                          every installed backend
+    pytest shared_tests --backend NAME           one backend; may be given again, or as A,B
+    pytest shared_tests --require-backend NAME   fail if it is absent or passes no test
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import la_core
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from la_core.backends.discover_backends import load_backend
+from la_core.conformance.target import Target
+
+settings.register_profile(
+    "default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", parent=settings.get_profile("default"), derandomize=False, max_examples=1000)
+settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=10)
+settings.load_profile("default")
+
+NO_GPU = "not run: no CUDA device"
+
+_plan = pytest.StashKey["_Plan"]()
+
+
+class _Plan:
+    """What this run covers, decided once from the options."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.required = _names(config.getoption("--require-backend"))
+        asked = _names(config.getoption("--backend"))
+        infos = {info.name: info for info in la_core.list_backends()}
+        self.not_run: dict[str, str] = {}
+        self.targets: list[Target] = []
+        self.versions: dict[str, str] = {}
+        devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+        for name in dict.fromkeys([*(asked or infos), *self.required]):
+            if name not in infos:
+                self.not_run[name] = "not installed"
+            elif infos[name].error is not None:
+                self.not_run[name] = f"unusable: {infos[name].error}"
+            else:
+                self.versions[name] = infos[name].distribution
+                usable = [d for d in devices if d in load_backend(name).capabilities.device_types]
+                self.targets += [Target(name, device) for device in usable]
+                for device in load_backend(name).capabilities.device_types:
+                    if device not in usable:
+                        self.not_run[f"{name} on {device}"] = f"no {device} device on this machine"
+        for name in (infos if asked else ()):
+            if name not in asked:
+                self.not_run[name] = "not asked for"
+        self.outcomes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        # A name that was asked for must be there: a run that tests nothing has not passed.
+        self.missing = [name for name in [*asked, *self.required] if not any(t.name == name for t in self.targets)]
+
+
+def _names(values: list[str]) -> list[str]:
+    return [name for value in values for name in value.split(",") if name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("Lightning Attention conformance")
+    group.addoption("--backend", action="append", default=[], metavar="NAME", help="test this backend (default: all)")
+    group.addoption(
+        "--require-backend", action="append", default=[], metavar="NAME", help="fail if this backend passes no test"
+    )
+    group.addoption("--outcomes", metavar="FILE", help="write every backend's passed and failed tests as JSON")
+    group.addoption(
+        "--enough-failures", type=int, default=0, metavar="N", help="run no more tests of a backend that failed N"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_plan] = _Plan(config)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    plan = config.stash[_plan]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [
+        f"la-core {la_core.__version__}, spec revision {la_core.SPEC_REVISION}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}, {', '.join(gpus) or 'no GPU'}",
+        "backends: " + (", ".join(f"{target} ({plan.versions[target.name]})" for target in plan.targets) or "none"),
+        *(f"not run: {what} ({reason})" for what, reason in plan.not_run.items()),
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" not in metafunc.fixturenames:
+        return
+    targets = metafunc.config.stash[_plan].targets
+    parameters: list[object] = list(targets)
+    if metafunc.definition.get_closest_marker("needs_gpu"):
+        parameters = [target for target in targets if target.device == "cuda"]
+        if not torch.cuda.is_available():
+            parameters = [
+                pytest.param(Target(name, "cuda"), marks=pytest.mark.skip(reason=NO_GPU))
+                for name in dict.fromkeys(target.name for target in targets)
+                if "cuda" in load_backend(name).capabilities.device_types
+            ]
+    metafunc.parametrize("target", parameters, ids=str, scope="session")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    target = getattr(item, "callspec", None) and item.callspec.params.get("target")
+    if target is not None and (report.when == "call" or report.outcome != "passed"):
+        item.config.stash[_plan].outcomes[str(target)][report.outcome].append(item.nodeid)
+    return report
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit = item.config.getoption("--enough-failures")
+    target = getattr(item, "callspec", None) and item.callspec.params.get("target")
+    if limit and target and len(item.config.stash[_plan].outcomes[str(target)]["failed"]) >= limit:
+        pytest.skip(f"not run: {target} has failed {limit} tests already")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    plan = session.config.stash[_plan]
+    if not session.config.option.collectonly:
+        passed = {t.name for t in plan.targets if plan.outcomes[str(t)]["passed"]}
+        plan.missing += [name for name in plan.required if name not in passed and name not in plan.missing]
+    if plan.missing and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    path = session.config.getoption("--outcomes")
+    if path:
+        outcomes = {target: dict(by_outcome) for target, by_outcome in plan.outcomes.items()}
+        Path(path).write_text(json.dumps({"outcomes": outcomes, "not_run": plan.not_run}, indent=1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    plan = config.stash[_plan]
+    terminalreporter.section("backends")
+    for target in plan.targets:
+        counts = ", ".join(f"{len(plan.outcomes[str(target)][o])} {o}" for o in ("passed", "failed", "skipped"))
+        terminalreporter.line(f"{target}: {counts}")
+    for what, reason in plan.not_run.items():
+        terminalreporter.line(f"{what}: NOT RUN, {reason}")
+    caught = {
+        report.nodeid: dict(report.user_properties)["caught_by"]
+        for report in terminalreporter.getreports("passed")
+        if "caught_by" in dict(report.user_properties)
+    }
+    if caught:
+        terminalreporter.section("wrong backends, and the first tests that caught them")
+        for nodeid, tests in caught.items():
+            names = ", ".join(dict.fromkeys(re.sub(r"^.*::(\w+).*$", r"\1", test) for test in tests))
+            terminalreporter.line(f"{nodeid[nodeid.index('[') + 1 : -1]}: {names}")
+    for name in plan.missing:
+        terminalreporter.line(f"{name}: MISSING, was asked for and passed no test", red=True)

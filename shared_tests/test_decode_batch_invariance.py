@@ -1,0 +1,105 @@
+"""A row's bits depend on the row alone: not on the batch, its place in it, the pool, the strides, or the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from la_core.conformance.compare import same_bits
+from la_core.conformance.decode_cases import DecodeCase
+from la_core.conformance.decode_inputs import DecodeInputs
+from la_core.conformance.target import Target
+
+ALL = tuple(range(40))
+CASES = [
+    DecodeCase(B=40, P=40, H=3, K=128, V=128, offsets=ALL, out_dtype=torch.float32),
+    DecodeCase(B=40, P=40, H=3, K=128, V=64, offsets=ALL, out_dtype=torch.float32, state_layout="kv"),
+    DecodeCase(B=40, P=40, H=2, K=64, V=128, offsets=ALL, out_dtype=torch.float32, state_dtype=torch.bfloat16),
+    DecodeCase(B=40, P=40, H=6, G=2, K=64, V=64, offsets=ALL, io_dtype=torch.float32),
+    DecodeCase(B=40, P=40, H=1, K=96, V=1, offsets=ALL, io_dtype=torch.float32),
+]
+
+
+def _of_rows(inputs: DecodeInputs, rows: list[int], pool_rows: int, slots: list[int]) -> DecodeInputs:
+    """The same rows with other neighbours: a batch of `rows`, row i in `slots[i]` of a pool of `pool_rows` slots."""
+    H = inputs.decay_scales.shape[0]
+    states = inputs.s.unflatten(0, (-1, H))
+    matrix = inputs.s.stride()[1:]
+    V, K = inputs.s.shape[1:]
+    pool = torch.full((pool_rows * H * V * K,), torch.nan, dtype=inputs.s.dtype, device=inputs.s.device)
+    s = pool.as_strided((pool_rows * H, V, K), (V * K, *matrix))
+    for row, slot in zip(rows, slots, strict=True):
+        if slot >= 0:
+            s[slot * H : (slot + 1) * H].copy_(states[row])
+    return replace(
+        inputs,
+        q=inputs.q[rows],
+        k=inputs.k[rows],
+        v=inputs.v[rows],
+        s=s,
+        s_offsets=torch.tensor(slots, dtype=inputs.s_offsets.dtype, device=inputs.s.device),
+        out=None if inputs.out is None else torch.empty_like(inputs.out[rows]),
+        buffers={},
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase) -> None:
+    if target.refuses(case):
+        target.assert_conforms(case)
+        return
+    whole = target.inputs(case)
+    original = target.inputs(case)
+    out = target.decode(whole)
+    H = case.H
+    batches = [
+        ([17], 1, [0]),
+        ([17], 300, [255]),
+        ([39, 17], 40, [3, 39]),
+        ([17, 3, 5, 17], 9, [8, 2, 0, -1]),
+        ([0, 1, 17], 4, [-1, 2, 0]),
+        (list(reversed(range(40))), 41, [(7 * i) % 41 for i in range(40)]),
+        ([*range(33)], 33, [*range(33)]),
+        ([*range(32)], 32, [*reversed(range(32))]),
+    ]
+    for rows, pool_rows, slots in batches:
+        other = _of_rows(original, rows, pool_rows, slots)
+        got = target.decode(other)
+        for i, (row, slot) in enumerate(zip(rows, slots, strict=True)):
+            if slot >= 0:
+                assert same_bits(got[i], out[row]), f"output of row {row} in batch {rows}"
+                states = other.s[slot * H : (slot + 1) * H]
+                assert same_bits(states, whole.s[row * H : (row + 1) * H]), f"state of row {row} in batch {rows}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_strides_gaps_and_alignment_change_no_bit(target: Target, case: DecodeCase) -> None:
+    if target.refuses(case):
+        target.assert_conforms(case)
+        return
+    plain = target.inputs(case)
+    out = target.decode(plain)
+    for change in ({"shift": 1}, {"shift": 3}, {"fused_qkv": True}, {"pool_gap": 1}, {"pool_gap": 64, "out_gap": 3}):
+        other = target.inputs(replace(case, **change))
+        assert same_bits(target.decode(other), out), change
+        assert same_bits(other.s, plain.s), change
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_every_run_gives_the_same_bits(target: Target, case: DecodeCase) -> None:
+    if target.refuses(case):
+        target.assert_conforms(case)
+        return
+    first = target.inputs(case)
+    out = target.decode(first)
+    for _ in range(5):
+        again = target.inputs(case)
+        assert same_bits(target.decode(again), out)
+        assert same_bits(again.s, first.s)
+
+
+def test_offset_dtype_changes_no_bit(target: Target) -> None:
+    first, second = (target.inputs(replace(CASES[0], offsets_dtype=d)) for d in (torch.int32, torch.int64))
+    assert same_bits(target.decode(first), target.decode(second))
+    assert same_bits(first.s, second.s)
