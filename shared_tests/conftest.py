@@ -1,8 +1,8 @@
 """Which backends the suite runs, on which devices, and an honest account of both.
 
-    pytest shared_tests                          every installed backend
-    pytest shared_tests --backend NAME           one backend; may be given again, or as A,B
-    pytest shared_tests --require-backend NAME   fail if it is absent or passes no test
+pytest shared_tests                          every installed backend
+pytest shared_tests --backend NAME           one backend; may be given again, or as A,B
+pytest shared_tests --require-backend NAME   fail if it is absent or passes no test
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import la_core
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import la_core
 from la_core.backends.discover_backends import load_backend
 from la_core.conformance.target import Target
 
@@ -57,7 +58,7 @@ class _Plan:
                 for device in load_backend(name).capabilities.device_types:
                     if device not in usable:
                         self.not_run[f"{name} on {device}"] = f"no {device} device on this machine"
-        for name in (infos if asked else ()):
+        for name in infos if asked else ():
             if name not in asked:
                 self.not_run[name] = "not asked for"
         self.outcomes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -109,7 +110,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for name in dict.fromkeys(target.name for target in targets)
                 if "cuda" in load_backend(name).capabilities.device_types
             ]
+        parameters = parameters or [pytest.param(None, marks=pytest.mark.skip(reason="not run: no backend for CUDA"))]
     metafunc.parametrize("target", parameters, ids=str, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests of the suite do not depend on a backend: a run for named backends leaves them out."""
+    if config.getoption("--backend"):
+        ours = [item for item in items if "tests_of_the_suite" in item.nodeid]
+        if ours:
+            config.hook.pytest_deselected(items=ours)
+            items[:] = [item for item in items if item not in ours]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 
-import la_core
 import pytest
 import torch
+
+import la_core
 from la_core.backends.backend_contract import Backend
 from la_core.backends.capabilities import TABLE_HEADER
 from la_core.conformance.target import Target

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs

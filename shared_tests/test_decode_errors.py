@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from la_core import SpecViolation, decode, use_backend
 from la_core.compat.cula import linear_attention_decode
 from la_core.conformance.compare import same_bits

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
+
 from la_core import decode
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, PADDED
@@ -114,13 +116,14 @@ def test_no_call_waits_for_the_device(target: Target) -> None:
     inputs = _with_out(target.inputs(PADDED))
     target.decode(inputs)
     torch.cuda.synchronize()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode("error")
         target.decode(inputs)
         decode(*inputs.tensors(), backend=target.name)
     finally:
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_offsets_can_be_checked_on_request_but_not_during_capture(target: Target) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from la_core import UnsupportedByBackend, decode, decode_problem
 from la_core.conformance.decode_cases import NON_IDENTITY
 from la_core.conformance.target import Target

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, DecodeCase
 from la_core.conformance.target import Target
+
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1.0, 0.5, 0.0, None))), ids=str)
 def test_scales_in_every_order(target: Target, order: tuple[float | None, ...]) -> None:

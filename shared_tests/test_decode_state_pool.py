@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import BIG_BATCH, IDENTITY, NON_IDENTITY, PADDED, REVERSED, DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs, make_decode_inputs
@@ -137,9 +138,7 @@ def test_offsets_beyond_the_pool_are_padding_to_a_backend(target: Target) -> Non
     beyond[[1, 3, 5]] = torch.tensor([6, 6 + 3, 2**31 - 1], dtype=beyond.dtype, device=beyond.device)
     before = inputs.s.clone()
     out = torch.full((6, 4, 128), torch.nan, dtype=problem.out_dtype, device=inputs.s.device)
-    target.backend.decode(
-        problem, inputs.q, inputs.k, inputs.v, inputs.s, beyond, inputs.decay_scales, 0.125, out
-    )
+    target.backend.decode(problem, inputs.q, inputs.k, inputs.v, inputs.s, beyond, inputs.decay_scales, 0.125, out)
     for row in (1, 3, 5):
         assert same_bits(out[row], torch.zeros_like(out[row]))
     assert bool((out[[0, 2, 4]] != 0).any())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, REFERENCE_CASES, SAMPLE_CASES, DecodeCase
 from la_core.conformance.decode_inputs import judge_decode

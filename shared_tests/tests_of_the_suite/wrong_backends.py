@@ -7,6 +7,7 @@ whole suite, which shows that the others are caught for their fault and not for 
 from __future__ import annotations
 
 import torch
+
 from la_core.backends.capabilities import Capabilities
 from la_core.spec.decode_problem import DecodeProblem
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from la_core.backends.discover_backends import forget_backends
 from la_core.ops.decode_plan import forget_plans
 

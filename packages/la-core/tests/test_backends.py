@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import la_core
 import pytest
 import torch
+
+import la_core
 from la_core import BackendUnavailable, DecodeProblem, SpecViolation, UnsupportedByBackend
 from la_core.backends.discover_backends import installed_names, load_backend
 
@@ -88,7 +89,7 @@ def test_an_unknown_name_lists_what_is_installed(install: Install) -> None:
         _call(backend="cuet")
     assert str(raised.value) == (
         f"decode: backend 'cuet' is not installed (installed: {', '.join(installed_names())}). "
-        "Check the name, or install the distribution that brings it"
+        "Check the name, or install the distribution that brings it."
     )
 
 
@@ -128,14 +129,14 @@ def test_another_spec_revision_is_refused(install: Install) -> None:
 
 def test_what_is_no_backend_says_what_it_lacks(install: Install) -> None:
     install("made", "backend = object()\n")
-    with pytest.raises(BackendUnavailable, match="is not a backend: .* lacks name, spec_revision, capabilities, ref"):
+    with pytest.raises(BackendUnavailable, match=r"is not a backend: .* lacks name, spec_revision, capabilities, ref"):
         _call(backend="made")
 
 
 def test_a_name_that_differs_from_the_entry_point_is_refused(install: Install) -> None:
     from_conftest = "class B:\n    name = 'other'\n    spec_revision = 1\n    capabilities = None\n"
     install("made", from_conftest + "    def refusal(self, p): ...\n    def decode(self): ...\nbackend = B()\n")
-    with pytest.raises(BackendUnavailable, match="'made' of made-dist1 1.1 calls itself 'other'"):
+    with pytest.raises(BackendUnavailable, match=r"'made' of made-dist1 1\.1 calls itself 'other'"):
         _call(backend="made")
 
 
@@ -218,7 +219,8 @@ def test_import_of_la_core_is_inert() -> None:
     """No backend, no compiler, no GPU, no thread."""
     code = (
         "import sys, threading, la_core, la_core.compat.cula, torch\n"
-        "heavy = [m for m in sys.modules if m.split('.')[0] in ('la_ref', 'la_triton', 'la_cute', 'triton', 'cutlass')]\n"
+        "names = ('la_ref', 'la_triton', 'la_cute', 'triton', 'cutlass')\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in names]\n"
         "assert not heavy, heavy\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert threading.active_count() == 1\n"

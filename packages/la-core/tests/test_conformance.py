@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, REFERENCE_CASES, SAMPLE_CASES, DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs, judge_decode, make_decode_inputs
@@ -40,12 +41,14 @@ def test_truth_equals_exact_fractions() -> None:
 
 def test_truth_decays_by_exp_of_minus_the_slope() -> None:
     zero = torch.zeros(1, 2, 1)
-    truth = decode_truth(zero[:, :1], zero[:, :1], zero, torch.ones(2, 1, 1), torch.tensor([0]), torch.tensor([1.0, 2.0]))
+    truth = decode_truth(
+        zero[:, :1], zero[:, :1], zero, torch.ones(2, 1, 1), torch.tensor([0]), torch.tensor([1.0, 2.0])
+    )
     assert truth.states[0].flatten().tolist() == pytest.approx([0.36787944117144233, 0.1353352832366127], rel=1e-15)
 
 
 def test_tolerances_at_the_sizes_people_use() -> None:
-    """What the table promises: about 5e-7 and 1e-5 for float32, half a unit of bf16 for bf16."""
+    """What the table promises: about 5e-7 and 2e-5 for float32, half a unit of bf16 for bf16."""
     decays = torch.tensor([0.02, 1.0])
     one, nine = torch.ones(2, dtype=torch.float64), torch.full((2,), 9.0, dtype=torch.float64)
     state = state_tolerance(torch.float32, decays).allowed(one, 1.4 * one, 128 * 128)

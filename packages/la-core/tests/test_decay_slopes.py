@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from la_core import SpecViolation, decay_slopes
 
 
@@ -41,6 +42,10 @@ def test_the_conventions_are_different_models() -> None:
     assert (round(minimax, 5), round(bailing, 5)) == (0.6699, 0.70711)
 
 
+def test_a_single_layer_of_minimax() -> None:
+    assert decay_slopes(1, 0, 1, convention="minimax").tolist() == pytest.approx([2.0**-8 * 1.00001], rel=2.0**-24)
+
+
 def test_tensor_parallel_ranks_hold_consecutive_heads() -> None:
     whole = decay_slopes(64, 3, 80, convention="minimax")
     ranks = [decay_slopes(64, 3, 80, convention="minimax", tp_rank=r, tp_size=8) for r in range(8)]
@@ -56,9 +61,9 @@ def test_tensor_parallel_ranks_hold_consecutive_heads() -> None:
         ((4, 2, 2, "none"), "decay_slopes: layer must be in [0, 2); got 2. Layers are counted from 0."),
         ((4, -1, 2, "none"), "decay_slopes: layer must be in [0, 2); got -1. Layers are counted from 0."),
         (
-            (4, 0, 1, "minimax"),
-            "decay_slopes: num_layers must be at least 2 for convention 'minimax', whose factor divides by L - 1; "
-            "got 1. Pass convention='none' for a single layer.",
+            (4, 0, 1, "bailing-hf"),
+            "decay_slopes: num_layers must be at least 2 for convention 'bailing-hf', whose factor divides by L - 1; "
+            "got 1. A model of one layer has no such slopes.",
         ),
         (
             (4, 0, 2, "bailing"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from la_core import SpecViolation, decode
 from la_core.conformance.decode_error_cases import (
     DECODE_ERROR_CASES,
@@ -78,9 +79,7 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_plan, "MAX_PLANS", 4)
     decode_plan.forget_plans()
     for rows in range(1, 12):
-        decode(
-            *[torch.ones(rows, 1, 4)] * 3, torch.zeros(12, 4, 4), torch.arange(rows), torch.ones(1)
-        )
+        decode(*[torch.ones(rows, 1, 4)] * 3, torch.zeros(12, 4, 4), torch.arange(rows), torch.ones(1))
         assert len(decode_plan._plans) <= 4
 
 

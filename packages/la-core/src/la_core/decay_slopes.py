@@ -34,7 +34,7 @@ def decay_slopes(
     `"none"`       `1`                              MiniCPM-SALA
     ============== ================================ ========================================================
 
-    The first two are not the same model: at 20 layers and 16 heads, head 0 of layer 1 has the slope 0.66989
+    The first two are not the same model: at 20 layers and 16 heads, head 0 of layer 1 has the slope 0.66990
     under `"minimax"` and 0.70711 under `"bailing-hf"`. Take the convention that the weights were trained with.
 
     Parameters
@@ -45,7 +45,7 @@ def decay_slopes(
     layer
         `l`, counted from 0 over all layers of the model, the softmax attention layers included.
     num_layers
-        `L`, all layers of the model.
+        `L`, all layers of the model. A single layer has the factor `1 + 1e-5` under `"minimax"`, as in SGLang.
     convention
         The layer factor, see above.
     tp_rank, tp_size
@@ -82,16 +82,16 @@ def decay_slopes(
     if convention not in get_args(SlopeConvention):
         names = ", ".join(map(repr, get_args(SlopeConvention)))
         raise violation(op, f"convention must be one of {names}", repr(convention), "Pass the one of the model's code.")
-    if convention != "none" and num_layers < 2:
+    if convention == "bailing-hf" and num_layers < 2:
         raise violation(
             op,
-            f"num_layers must be at least 2 for convention {convention!r}, whose factor divides by L - 1",
+            "num_layers must be at least 2 for convention 'bailing-hf', whose factor divides by L - 1",
             str(num_layers),
-            "Pass convention='none' for a single layer.",
+            "A model of one layer has no such slopes.",
         )
     factor = 1.0
     if convention == "minimax":
-        factor = 1 - layer / (num_layers - 1) + 1e-5
+        factor = 1 - layer / max(num_layers - 1, 1) + 1e-5
     elif convention == "bailing-hf":
         factor = 1 - (layer - 1) / (num_layers - 1) + 1e-5
     slopes = [slope * factor for slope in _alibi_slopes(num_heads)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+
 from la_core.backends.capabilities import Capabilities
 from la_core.spec.decode_problem import DecodeProblem
-
 from la_ref.decode import decode
 
 

@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
 from la_core.spec.decode_problem import DecodeProblem
 
 BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 12 << 20}
 """Float32 bytes of the states in one block. CPU: a block stays in cache between its passes, and fewer, larger blocks
-cost fewer calls; `la-bench ref-blocks` measures it. GPU: at most five such buffers live at once, within 64 MiB."""
+cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at once, within 64 MiB."""
 
 
 def decode(
@@ -104,7 +105,7 @@ def _step(
     updated = state.float() if mask is None else state.to(torch.float32, copy=True)
     updated.mul_(alpha).addcmul_(v, k)
     if mask is not None:
-        state.copy_(torch.where(mask.any(), updated, state))
+        state.copy_(torch.where(mask.any(), updated.to(s.dtype), state))
     elif updated is not state:
         state.copy_(updated)
     _scatter(s, pool_rows, stored)
@@ -164,7 +165,7 @@ def _live_blocks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_
             yield rows, rows, None
         return
     out[~live] = 0
-    for some in live.nonzero().squeeze(1).split(size):
+    for some in torch.split(live.nonzero().squeeze(1), size):
         yield some, some, None
 
 

@@ -105,13 +105,13 @@ def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
                 "choose another backend, or 'auto'."
             )
         return backend
-    unusable = []
+    unusable: list[str] = []
     for candidate in _preferred(problem):
-        backend, verdict = _judge(candidate, problem)
-        if backend is not None:
-            for reason in unusable:
-                warnings.warn(f"decode runs on {candidate!r}: {reason}", RuntimeWarning, stacklevel=4)
-            return backend
+        able, verdict = _judge(candidate, problem)
+        if able is not None:
+            for why in unusable:
+                warnings.warn(f"decode runs on {candidate!r}: {why}", RuntimeWarning, stacklevel=5)
+            return able
         if verdict.startswith(_UNUSABLE):
             unusable.append(verdict)
     choice = explain(problem, asked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from la_core.backends.backend_contract import Backend
@@ -22,6 +23,9 @@ KNOWN_NAMES = ("cute", "triton", "ref")
 _lock = threading.RLock()
 _entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
 _loaded: dict[str, Backend | BackendUnavailable] = {}
+
+when_forgotten: list[Callable[[], None]] = []
+"""Called by `forget_backends`: whoever remembers a choice of backend adds how to drop it."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ def forget_backends() -> None:
     with _lock:
         _entry_points = None
         _loaded.clear()
+    for forget in when_forgotten:
+        forget()
 
 
 def _find_entry_points() -> dict[str, list[importlib.metadata.EntryPoint]]:
@@ -112,6 +118,10 @@ def _distribution(point: importlib.metadata.EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed distribution"
 
 
+def _pip_name(point: importlib.metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else f"la-{point.name}"
+
+
 def _load(name: str) -> Backend:
     points = _find_entry_points().get(name)
     if not points:
@@ -119,14 +129,14 @@ def _load(name: str) -> Backend:
         remedy = (
             f"Run: python3 -m pip install la-{name}"
             if name in KNOWN_NAMES
-            else "Check the name, or install the distribution that brings it"
+            else "Check the name, or install the distribution that brings it."
         )
         raise BackendUnavailable(f"backend {name!r} is not installed (installed: {installed}). {remedy}")
     if len(points) > 1:
         owners = " and ".join(_distribution(point) for point in points)
         raise BackendUnavailable(
             f"backend {name!r} is claimed by {owners}. Uninstall all but one: "
-            f"python3 -m pip uninstall {points[-1].dist.name if points[-1].dist else name}"
+            f"python3 -m pip uninstall {_pip_name(points[-1])}"
         )
     (point,) = points
     owner = _distribution(point)
@@ -135,14 +145,14 @@ def _load(name: str) -> Backend:
     except Exception as reason:
         raise BackendUnavailable(
             f"backend {name!r} of {owner} is installed but failed to import: {type(reason).__name__}: {reason}. "
-            f"Reinstall it: python3 -m pip install --force-reinstall {point.dist.name if point.dist else name}"
+            f"Reinstall it: python3 -m pip install --force-reinstall {_pip_name(point)}"
         ) from reason
     revision = getattr(backend, "spec_revision", None)
     if revision is not None and revision != SPEC_REVISION:
         raise BackendUnavailable(
             f"backend {name!r} of {owner} implements spec revision {revision}, this la-core is revision "
             f"{SPEC_REVISION}. Install matching versions: python3 -m pip install --upgrade la-core "
-            f"{point.dist.name if point.dist else name}"
+            f"{_pip_name(point)}"
         )
     if not isinstance(backend, Backend):
         missing = [part for part in ("name", "spec_revision", "capabilities", "refusal") if not hasattr(backend, part)]

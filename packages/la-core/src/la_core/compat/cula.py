@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from la_core.ops.decode import decode
+from la_core.spec.argument_checks import check_tensor
+from la_core.spec.decode_checks import AXES
 
 
 def linear_attention_decode(
@@ -45,6 +47,7 @@ def linear_attention_decode(
     SpecViolation, UnsupportedByBackend, BackendUnavailable
         As :func:`la_core.decode`.
     """
+    check_tensor("decode", "out", out, AXES["out"])
     for name, size in (("K_SPLIT_DIM", K_SPLIT_DIM), ("V_SPLIT_DIM", V_SPLIT_DIM)):
         if size != HEAD_DIM:
             raise NotImplementedError(

@@ -90,7 +90,7 @@ def _value_errors(
     element = int(difference.argmax())
     yield (
         f"{what} of {int(wrong.sum())} of {wrong.numel()} (row, head) is off; worst in row {rows[row]}, head {head}: "
-        f"relative L2 error {(error / truth.norm(dim=2))[row, head]:.3g}, {ratio[row, head]:.3g} times what is allowed; "
+        f"relative L2 error {(error / truth.norm(dim=2))[row, head]:.3g}, {ratio[row, head]:.3g} times the allowance; "
         f"at flat index {element} it is {got[row, head, element]:.6g} instead of {truth[row, head, element]:.6g}"
     )
 

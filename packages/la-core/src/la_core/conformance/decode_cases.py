@@ -10,6 +10,7 @@ import torch
 from la_core.spec.decode_problem import StateLayout
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+LAYOUTS: tuple[StateLayout, ...] = ("vk", "kv")
 _SHORT = {bf16: "bf16", fp16: "fp16", fp32: "fp32"}
 
 
@@ -79,7 +80,7 @@ class DecodeCase:
             parts.append("at" + "_".join(str(n) for n in self.offsets[:6]) + ("_more" if self.B > 6 else ""))
         for name in ("padding", "softmax_scale", "pool_gap", "out_gap", "shift", "seed"):
             value = getattr(self, name)
-            if value is not None and value != 0 or (name == "softmax_scale" and value == 0):
+            if (value is not None and value != 0) or (name == "softmax_scale" and value == 0):
                 parts.append(f"{name}{value}")
         if self.decays is not None:
             parts.append("decays" + "_".join(f"{d:g}" for d in self.decays[:4]))
@@ -117,8 +118,21 @@ def _reference_cases() -> tuple[DecodeCase, ...]:
         cases.append(replace(_BASE, io_dtype=io, state_dtype=state, out_dtype=out, seed=1))
     # Sizes: both orders of K and V, powers of two and not, V no multiple of anything.
     square = [(64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128), (64, 256), (256, 256)]
-    odd = [(16, 16), (32, 64), (96, 80), (80, 96), (16, 8), (16, 24), (40, 136), (136, 40), (1, 1), (1, 5), (7, 1), (3, 129)]
-    for (k_size, v_size), layout in product(square + odd, ("vk", "kv")):
+    odd = [
+        (16, 16),
+        (32, 64),
+        (96, 80),
+        (80, 96),
+        (16, 8),
+        (16, 24),
+        (40, 136),
+        (136, 40),
+        (1, 1),
+        (1, 5),
+        (7, 1),
+        (3, 129),
+    ]
+    for (k_size, v_size), layout in product(square + odd, LAYOUTS):
         cases.append(replace(_BASE, K=k_size, V=v_size, state_layout=layout, seed=2))
     # Grouped heads.
     for heads, groups in ((2, 1), (4, 2), (6, 2), (6, 3), (8, 8), (12, 1), (5, 5)):
@@ -128,11 +142,17 @@ def _reference_cases() -> tuple[DecodeCase, ...]:
         cases.append(replace(_BASE, B=rows, P=slots, H=1, seed=4))
     # Strides and alignment, at the batch sizes around which kernels switch.
     for rows in (1, 4, 33):
-        for layout in ("vk", "kv"):
-            cases.append(replace(_BASE, B=rows, P=rows + 3, fused_qkv=True, pool_gap=256, out_gap=64, state_layout=layout))
+        for layout in LAYOUTS:
+            cases.append(
+                replace(_BASE, B=rows, P=rows + 3, fused_qkv=True, pool_gap=256, out_gap=64, state_layout=layout)
+            )
             for shift in (1, 2, 8):
-                cases.append(replace(_BASE, B=rows, P=rows + 3, shift=shift, state_layout=layout, pool_gap=shift, seed=5))
-            cases.append(replace(_BASE, B=rows, P=rows + 3, shift=3, fused_qkv=True, out_gap=5, state_dtype=bf16, seed=5))
+                cases.append(
+                    replace(_BASE, B=rows, P=rows + 3, shift=shift, state_layout=layout, pool_gap=shift, seed=5)
+                )
+            cases.append(
+                replace(_BASE, B=rows, P=rows + 3, shift=3, fused_qkv=True, out_gap=5, state_dtype=bf16, seed=5)
+            )
     # Padding: almost all, all, the largest negative numbers, slot 0 and the last slot live or not.
     cases += [
         replace(_BASE, B=64, P=9, padding=0.94, H=1, seed=6),

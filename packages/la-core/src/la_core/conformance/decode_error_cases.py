@@ -52,7 +52,7 @@ def legal_arguments(device: torch.device | str = "cpu") -> Arguments:
 
 def _set(name: str, make: Callable[[Any], Any]) -> Callable[[Arguments], object]:
     def change(arguments: Arguments) -> None:
-        arguments[name] = make(arguments[name] if name in arguments else None)
+        arguments[name] = make(arguments.get(name))
 
     return change
 
@@ -77,10 +77,10 @@ def _share(first: str, second: str) -> Callable[[Arguments], object]:
 
 
 def _interleave(arguments: Arguments) -> None:
-    """q and out as slices of one buffer that overlap in the last element of each row."""
+    """Q and out as slices of one buffer that overlap in the last element of each row."""
     fused = torch.zeros(2, 128 + 512 - 1, dtype=torch.bfloat16, device=arguments["q"].device)
-    arguments["q"] = fused[:, :128].unflatten(1, (2, 64))
-    arguments["out"] = fused[:, 127:].unflatten(1, (4, 128))
+    arguments["q"] = torch.unflatten(fused[:, :128], 1, (2, 64))
+    arguments["out"] = torch.unflatten(fused[:, 127:], 1, (4, 128))
 
 
 DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
@@ -264,7 +264,11 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
             _set(name, lambda t: t.repeat_interleave(2, dim=-1)[..., ::2]),
             f"decode: the last dimension of {name} {AXES[name]} must have stride 1; "
             f"got strides {'(256, 128, 2)' if name in ('q', 'k') else '(1024, 256, 2)'}. "
-            f"Pass {name}.contiguous(); the other strides are free.",
+            + (
+                "Allocate out so; its other strides are free."
+                if name == "out"
+                else f"Pass {name}.contiguous(); the other strides are free."
+            ),
         ),
     ),
     DecodeErrorCase(
@@ -320,14 +324,12 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
     DecodeErrorCase(
         "out-overlaps-s",
         _share("s", "out"),
-        "decode: out is written and must not overlap s; got out and s sharing memory. "
-        "Pass out with memory of its own.",
+        "decode: out is written and must not overlap s; got out and s sharing memory. Pass out with memory of its own.",
     ),
     DecodeErrorCase(
         "out-and-q-interleave",
         _interleave,
-        "decode: out is written and must not overlap q; got out and q sharing memory. "
-        "Pass out with memory of its own.",
+        "decode: out is written and must not overlap q; got out and q sharing memory. Pass out with memory of its own.",
     ),
     # Autograd.
     *_each(

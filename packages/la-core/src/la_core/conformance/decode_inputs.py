@@ -15,6 +15,8 @@ from la_core.conformance.compare import first_difference, out_errors, same_bits,
 from la_core.conformance.decode_cases import DecodeCase
 from la_core.conformance.decode_truth import DecodeTruth, decode_truth
 
+SixTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class DecodeInputs:
@@ -32,11 +34,9 @@ class DecodeInputs:
 
     def truth(self) -> DecodeTruth:
         """What a call with the present values must produce."""
-        return decode_truth(
-            self.q, self.k, self.v, self.s, self.s_offsets, self.decay_scales, self.softmax_scale
-        )
+        return decode_truth(self.q, self.k, self.v, self.s, self.s_offsets, self.decay_scales, self.softmax_scale)
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> SixTensors:
         """The positional arguments of :func:`la_core.decode`."""
         return (self.q, self.k, self.v, self.s, self.s_offsets, self.decay_scales)
 
@@ -56,14 +56,16 @@ def make_decode_inputs(case: DecodeCase, device: torch.device | str = "cpu") -> 
 
     def place(name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A poisoned view of a buffer of its own, `case.shift` elements in."""
-        size = case.shift + (sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) + 1 if 0 not in shape else 0)
+        size = case.shift + (
+            sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) + 1 if 0 not in shape else 0
+        )
         buffers[name] = torch.full((size,), torch.nan if dtype.is_floating_point else 0, dtype=dtype, device=device)
         return buffers[name].as_strided(shape, stride, case.shift)
 
     widths = {"q": G * case.K, "k": G * case.K, "v": case.H * case.V}
     if case.fused_qkv:
         fused = place("qkv", (case.B, sum(widths.values())), (sum(widths.values()), 1), case.io_dtype)
-        q, k, v = fused.split(list(widths.values()), dim=1)
+        q, k, v = torch.split(fused, list(widths.values()), dim=1)
     else:
         q, k, v = (place(name, (case.B, n), (n, 1), case.io_dtype) for name, n in widths.items())
     for tensor in (q, k, v):
@@ -87,9 +89,9 @@ def make_decode_inputs(case: DecodeCase, device: torch.device | str = "cpu") -> 
         width = case.H * case.V + case.out_gap
         out = place("out", (case.B, case.H, case.V), (width, case.V, 1), case.out_dtype or case.io_dtype)
     return DecodeInputs(
-        q.view(case.B, G, case.K) if not case.fused_qkv else q.unflatten(1, (G, case.K)),
-        k.view(case.B, G, case.K) if not case.fused_qkv else k.unflatten(1, (G, case.K)),
-        v.view(case.B, case.H, case.V) if not case.fused_qkv else v.unflatten(1, (case.H, case.V)),
+        q.view(case.B, G, case.K),
+        k.view(case.B, G, case.K),
+        v.view(case.B, case.H, case.V),
         s,
         s_offsets,
         decay_scales,

@@ -49,13 +49,11 @@ class Target:
 
     def problem(self, inputs: DecodeInputs) -> DecodeProblem:
         """The facts of the call that `inputs` are for."""
-        return check_decode(*inputs.tensors(), inputs.out)
+        return check_decode(*inputs.tensors(), out=inputs.out)
 
     def decode(self, inputs: DecodeInputs) -> torch.Tensor:
         """Make the call on this backend."""
-        return decode(
-            *inputs.tensors(), softmax_scale=inputs.softmax_scale, out=inputs.out, backend=self.name
-        )
+        return decode(*inputs.tensors(), softmax_scale=inputs.softmax_scale, out=inputs.out, backend=self.name)
 
     def refuses(self, case: DecodeCase) -> bool:
         """True if the backend declares that it will not run the case."""

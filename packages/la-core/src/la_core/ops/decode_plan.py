@@ -15,6 +15,7 @@ import torch
 
 from la_core.backends.backend_contract import Backend
 from la_core.backends.choose_backend import check_backend_name, choose_backend, chosen_by_context
+from la_core.backends.discover_backends import when_forgotten
 from la_core.ops.facts_guard import Guard, make_guard
 from la_core.spec.decode_checks import check_decode
 from la_core.spec.decode_problem import DecodeProblem
@@ -81,8 +82,11 @@ class DecodePlan:
         self.guard: Guard = self.new_guard(tensors)
 
     def new_guard(self, tensors: tuple[torch.Tensor, ...]) -> Guard:
-        """A guard for the dispatch state of this moment (inference mode changes it), or a comparison in Python."""
-        return make_guard(tensors) or self._same_facts
+        """A guard for the dispatch state of this moment (inference mode changes it), or a comparison in Python: where
+        torch offers no sound guard, and for a tensor given twice, which torch's guard never accepts.
+        """
+        guard = make_guard(tensors)
+        return guard if guard is not None and guard(*tensors) else self._same_facts
 
     def _same_facts(self, *tensors: torch.Tensor) -> bool:
         return _may_be_known(tensors) and plan_key(self.asked, self.context, tensors) == self.key
@@ -90,7 +94,8 @@ class DecodePlan:
 
 class LatestPlans:
     """The plan of the last call with `out` and of the last one without: a decode loop finds its plan by one
-    comparison."""
+    comparison.
+    """
 
     __slots__ = ("allocating", "given")
 
@@ -131,6 +136,9 @@ def forget_plans() -> None:
     with _lock:
         _plans.clear()
         latest.given = latest.allocating = None
+
+
+when_forgotten.append(forget_plans)
 
 
 def plan_key(asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -28,11 +29,9 @@ def make_guard(tensors: Sequence[torch.Tensor]) -> Guard | None:
 def _build(tensors: Sequence[torch.Tensor]) -> Guard:
     from torch._C._dynamo.guards import TensorGuards
 
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],
-        dynamic_dims_strides=[list(t.stride()) for t in tensors],
-    )
+    sizes: list[Any] = [list(t.shape) for t in tensors]
+    strides: list[Any] = [list(t.stride()) for t in tensors]
+    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Guard = guards.check
     return check
 

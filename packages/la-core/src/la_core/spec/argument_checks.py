@@ -99,7 +99,9 @@ def check_last_stride(op: str, name: str, value: torch.Tensor, axes: str) -> Non
             op,
             f"the last dimension of {name} {axes} must have stride 1",
             f"strides {show_shape(value.stride())}",
-            f"Pass {name}.contiguous(); the other strides are free.",
+            "Allocate out so; its other strides are free."
+            if name == "out"
+            else f"Pass {name}.contiguous(); the other strides are free.",
         )
 
 

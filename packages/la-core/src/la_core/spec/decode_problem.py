@@ -123,9 +123,7 @@ class DecodeProblem:
 
     def describe(self) -> str:
         """One readable line, for messages."""
-        dtypes = "/".join(
-            _short(dtype) for dtype in (self.io_dtype, self.state_dtype, self.out_dtype)
-        )
+        dtypes = "/".join(_short(dtype) for dtype in (self.io_dtype, self.state_dtype, self.out_dtype))
         return (
             f"B={self.B} P={self.P} H={self.H} G={self.G} K={self.K} V={self.V} "
             f"io/state/out {dtypes} layout {self.state_layout} on {self.device}"

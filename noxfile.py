@@ -1,0 +1,159 @@
+"""Every developer command is a session; a bare `nox` runs what CI runs.
+
+The sessions install with pip, and all that need torch share one environment, because torch is what takes long. Pinned
+versions are in `constraints.txt`; they hold for development, not for users of the packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+CORE, REF, BENCH = "packages/la-core", "packages/la-ref", "bench"
+DISTRIBUTIONS = (CORE, REF, BENCH)
+REQUIRED_BACKENDS = ("ref",)
+"""Backends that must pass on every machine; the others run where they can, and are listed as not run elsewhere."""
+
+CONSTRAINTS = "constraints.txt"
+SHARED_TOOLS = ("pytest", "hypothesis", "mypy", "-r", "docs/requirements.txt")
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+# tests come last, so that their summary ends the log.
+nox.options.sessions = ["lint", "types", "docs", "report", "build", "install", "tests"]
+
+
+def shared_python(session: nox.Session) -> str:
+    """The interpreter of the environment that all sessions with torch share; made or brought up to date first."""
+    home = ROOT / ".nox" / "shared"
+    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    needs = [ROOT / CONSTRAINTS, ROOT / "docs/requirements.txt", *(ROOT / d / "pyproject.toml" for d in DISTRIBUTIONS)]
+    state = hashlib.sha256(b"".join(path.read_bytes() for path in needs) + repr(SHARED_TOOLS).encode()).hexdigest()
+    stamp = home / "installed"
+    if not stamp.exists() or stamp.read_text() != state:
+        session.log(f"preparing the shared environment in {home.relative_to(ROOT)} (about 1 GB with a CPU-only torch)")
+        session.run(sys.executable, "-m", "venv", "--clear", str(home), external=True, silent=True)
+        editable = [part for path in DISTRIBUTIONS for part in ("-e", path)]
+        session.run(
+            *(str(python), "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS),
+            *editable,
+            *SHARED_TOOLS,
+            external=True,
+        )
+        stamp.write_text(state)
+    return str(python)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """The whole conformance suite on every installed backend, and the tests of each package.
+
+    Arguments go to pytest: nox -s tests -- shared_tests --backend NAME
+    """
+    python = shared_python(session)
+    required = [f"--require-backend={name}" for name in REQUIRED_BACKENDS]
+    session.run(python, "-m", "pytest", *(session.posargs or required), external=True)
+
+
+@nox.session(venv_backend="none")
+def report(session: nox.Session) -> None:
+    """Compare all installed backends on serving workloads; leaves report/report.html, report.md and rows.jsonl.
+
+    Arguments go to la-bench compare: nox -s report -- --quick
+    """
+    python = shared_python(session)
+    session.run(python, "-m", "la_bench", "compare", *session.posargs, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting and the text checks; pass --fix to let ruff mend what it can."""
+    session.install("--constraint", CONSTRAINTS, "ruff", "pre-commit")
+    if "--fix" in session.posargs:
+        session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])
+        session.run("ruff", "format", ".")
+    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Mypy --strict over all packages, as the oldest supported Python sees them."""
+    python = shared_python(session)
+    sources = [f"{path}/src" for path in DISTRIBUTIONS]
+    session.run(python, "-m", "mypy", *sources, "docs/generate.py", external=True)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Build the documentation without warnings and check what is generated; pass --write to regenerate it."""
+    python = shared_python(session)
+    session.run(python, "docs/generate.py", *([] if "--write" in session.posargs else ["--check"]), external=True)
+    session.run(python, "-m", "sphinx", "-W", "-q", "-b", "html", "docs", "docs/_build/html", external=True)
+    session.log("open docs/_build/html/index.html")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheels and sdists of all packages, into dist/."""
+    session.install("--constraint", CONSTRAINTS, "build")
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for path in DISTRIBUTIONS:
+        session.run("python", "-m", "build", "--outdir", "dist", path, silent=True)
+    session.log("built " + ", ".join(sorted(path.name for path in (ROOT / "dist").iterdir())))
+
+
+CHECKS = {
+    CORE: """
+import la_core, torch
+assert la_core.list_backends() == [], la_core.list_backends()
+try:
+    la_core.decode(*[torch.ones(1, 1, 4)] * 3, torch.zeros(1, 4, 4), torch.tensor([0]), torch.ones(1))
+except la_core.BackendUnavailable as reason:
+    assert "python3 -m pip install la-ref" in str(reason), reason
+else:
+    raise SystemExit("decode ran without a backend")
+""",
+    REF: """
+import la_core, torch
+assert [info.name for info in la_core.list_backends() if info.error is None] == ["ref"]
+s = torch.zeros(1, 4, 4)
+out = la_core.decode(*[torch.ones(1, 1, 4)] * 3, s, torch.tensor([0]), torch.ones(1), softmax_scale=1.0)
+assert bool((s == 1).all()) and bool((out == 4).all())
+""",
+    BENCH: """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "la_bench", "--help"], check=True, stdout=subprocess.DEVNULL)
+""",
+}
+"""What each distribution must be able to do alone in an environment: import, discover, decode."""
+
+
+@nox.session
+def install(session: nox.Session) -> None:
+    """Each wheel alone with its dependencies: import, discover, decode. Needs dist/ from `build`.
+
+    torch stays in the environment between wheels; everything else that a wheel brought is removed after its check.
+    """
+    wheels = ROOT / "dist"
+    if not wheels.exists():
+        session.error("dist/ is missing: run `nox -s build` first")
+    session.install("--constraint", CONSTRAINTS, "torch")
+    for path in DISTRIBUTIONS:
+        before = _installed(session)
+        name = Path(path).name if path != BENCH else "la-bench"
+        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+        session.install("--constraint", CONSTRAINTS, "--find-links", str(wheels), str(wheel))
+        session.run("python", "-c", CHECKS[path])
+        session.run("python", "-m", "pip", "check")
+        session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *sorted(_installed(session) - before))
+
+
+def _installed(session: nox.Session) -> set[str]:
+    listed = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True, log=False)
+    return {line.split("==")[0] for line in str(listed).splitlines() if "==" in line}
