@@ -26,7 +26,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 # tests come last, so that their summary ends the log.
-nox.options.sessions = ["lint", "types", "docs", "report", "build", "install", "tests"]
+nox.options.sessions = ["lint", "types", "docs", "report", "costs", "build", "install", "tests"]
 
 
 def shared_python(session: nox.Session) -> str:
@@ -69,6 +69,14 @@ def report(session: nox.Session) -> None:
     """
     python = shared_python(session)
     session.run(python, "-m", "la_bench", "compare", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def costs(session: nox.Session) -> None:
+    """What a call costs from Python, which must stay within 3 times torch.add, and what la-ref costs on this CPU."""
+    python = shared_python(session)
+    session.run(python, "-m", "la_bench", "host", "--max-ratio", "3", external=True)
+    session.run(python, "-m", "la_bench", "ref", *session.posargs, external=True)
 
 
 @nox.session

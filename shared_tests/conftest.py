@@ -12,6 +12,7 @@ import platform
 import re
 from collections import defaultdict
 from collections.abc import Generator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 import la_core
 from la_core.backends.discover_backends import load_backend
+from la_core.conformance.source_hash import source_hash
 from la_core.conformance.target import Target
 
 settings.register_profile(
@@ -149,7 +151,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--outcomes")
     if path:
         outcomes = {target: dict(by_outcome) for target, by_outcome in plan.outcomes.items()}
-        Path(path).write_text(json.dumps({"outcomes": outcomes, "not_run": plan.not_run}, indent=1))
+        record = {"environment": _environment(plan), "outcomes": outcomes, "not_run": plan.not_run}
+        Path(path).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _environment(plan: _Plan) -> dict[str, object]:
+    """What ran: versions, the machine, and a hash of the sources of each backend and of la_core."""
+    modules = {"la_core": la_core.__name__, **{t.name: type(t.backend).__module__ for t in plan.targets}}
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "la_core": la_core.__version__,
+        "spec_revision": la_core.SPEC_REVISION,
+        "backends": plan.versions,
+        "sources_sha256": {name: source_hash(module) for name, module in modules.items()},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -15,7 +15,7 @@ tree of elementwise additions elsewhere; a matrix product would pick its order b
 
 On a GPU nothing can be read back without a synchronisation, so padding rows cannot be left out of a block. They
 repeat the block's first live row instead, and write the same bits to the same slot. A block without a live row
-writes slot 0's own bits back.
+writes the own bits of the batch's first live row's slot back; only a batch of nothing but padding does so to slot 0.
 """
 
 from __future__ import annotations
@@ -170,8 +170,10 @@ def _live_blocks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_
 
 
 def _full_blocks(live: torch.Tensor, size: int) -> Iterator[_Block]:
-    """GPU: blocks of all rows; in each, padding rows read what the first live row reads."""
+    """GPU: blocks of all rows; in each, padding rows read what its first live row reads, or the batch's."""
+    first = live.int().argmax()
     for start in range(0, live.shape[0], size):
         mask = live[start : start + size]
         here = torch.arange(start, start + mask.shape[0], device=live.device)
-        yield slice(start, start + size), torch.where(mask, here, start + mask.int().argmax()), mask
+        stand_in = torch.where(mask.any(), start + mask.int().argmax(), first)
+        yield slice(start, start + size), torch.where(mask, here, stand_in), mask

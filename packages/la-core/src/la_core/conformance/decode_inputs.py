@@ -16,6 +16,7 @@ from la_core.conformance.decode_cases import DecodeCase
 from la_core.conformance.decode_truth import DecodeTruth, decode_truth
 
 SixTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""The type of the positional arguments."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""Where and with what a run happened."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+import la_core
+from la_bench.version import __version__
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The same for all rows of a run.
+
+    Attributes
+    ----------
+    machine
+        Model of the CPU, or of the GPU if that was measured.
+    cache_bytes
+        Size of the last-level cache (CPU) or of L2 (GPU); None if unknown.
+    commit, dirty
+        Of the git checkout this package lies in; None outside of one.
+    """
+
+    utc: str
+    device: str
+    machine: str
+    cache_bytes: int | None
+    system: str
+    threads: int
+    python: str
+    torch: str
+    cuda: str | None
+    la_core: str
+    la_bench: str
+    spec_revision: int
+    commit: str | None
+    dirty: bool | None
+    seed: int
+    quick: bool
+
+
+def read_environment(device: torch.device, *, seed: int, quick: bool) -> Environment:
+    """The environment of a run that starts now."""
+    commit, dirty = git_state(Path(__file__).parent)
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        machine = gpu.name
+        cache: int | None = gpu.L2_cache_size
+    else:
+        machine, cache = cpu_model(), last_level_cache()
+    return Environment(
+        utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        device=device.type,
+        machine=machine,
+        cache_bytes=cache,
+        system=f"{platform.system()} {platform.machine()}",
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        la_core=la_core.__version__,
+        la_bench=__version__,
+        spec_revision=la_core.SPEC_REVISION,
+        commit=commit,
+        dirty=dirty,
+        seed=seed,
+        quick=quick,
+    )
+
+
+def cpu_model() -> str:
+    """The CPU's name with the number of cores that this process may use."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"
+
+
+def last_level_cache() -> int | None:
+    """Bytes of the largest cache of core 0; None where the system does not say."""
+    sizes = [p.read_text().strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    units = {"K": 1 << 10, "M": 1 << 20}
+    known = [int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units]
+    return max(known, default=None)
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """Commit of this project's checkout around `folder`, and whether any tracked or new file differs from it.
+
+    None for both outside of a checkout, also if an environment lies in the checkout of another project.
+    """
+    try:
+        root = Path(_git(folder, "rev-parse", "--show-toplevel"))
+        if not (root / "bench" / "src" / "la_bench").is_dir():
+            return None, None
+        return _git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return None, None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()

@@ -1,0 +1,241 @@
+"""What a report says: rows in, blocks out. Nothing but the rows decides, so the same rows give the same report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
+from la_bench.report_plots import accuracy_plot, share_plot, time_plot
+from la_bench.report_text import (
+    FULL_COLUMNS,
+    HOW_TO_READ,
+    STATUS_WORDS,
+    count,
+    full_cells,
+    listing,
+    number,
+    percent,
+    time,
+    times,
+)
+from la_bench.rows import Result, Row, ok_rows
+
+STEADY = 1.25
+"""Copy bandwidths of one run that differ by more than this factor are worth a warning."""
+
+NARROW = 1.5
+"""So is a p80 that is more than this factor above p20."""
+
+
+def report_blocks(rows: Sequence[Row]) -> list[Block]:
+    """The whole report, in order."""
+    if not rows:
+        return [Heading(1, "Lightning Attention decode: backends compared"), Paragraph("There are no rows to report.")]
+    return [
+        Heading(1, "Lightning Attention decode: backends compared"),
+        *_summary(rows),
+        *_plots(rows),
+        *_full_tables(rows),
+        *_not_run(rows),
+        *_environment(rows),
+        Heading(2, "How to read this report"),
+        Bullets(HOW_TO_READ),
+    ]
+
+
+def best_of(rows: Sequence[Row], workload: str) -> tuple[Row, Result] | None:
+    """The fastest backend on a workload."""
+    timed = [(row, result) for row, result in ok_rows(rows) if row.workload.name == workload]
+    return min(timed, key=lambda pair: pair[1].time_us, default=None)
+
+
+def _summary(rows: Sequence[Row]) -> list[Block]:
+    workloads = _names(row.workload.name for row in rows)
+    ran = _names(row.backend.name for row, _ in ok_rows(rows))
+    environment = rows[0].environment
+    depth = "A quick run, with few samples, of" if environment.quick else "A run of"
+    blocks: list[Block] = [
+        Paragraph(
+            f"{depth} {count(len(workloads), 'workload')} on {environment.machine} "
+            f"({environment.device}, {count(environment.threads, 'thread')}), {environment.utc}."
+        ),
+        *(Paragraph(sentence) for sentence in _who_is_best(rows, workloads, ran)),
+    ]
+    for backend in _names(row.backend.name for row in rows if row.status in ("failed", "error")):
+        bad = [row for row in rows if row.backend.name == backend and row.status in ("failed", "error")]
+        blocks.append(
+            Paragraph(
+                f"{STATUS_WORDS[bad[0].status]}: {backend} on {listing([row.workload.name for row in bad])}. "
+                f"First: {bad[0].reason}",
+                alarm=True,
+            )
+        )
+    interrupted = _names(row.workload.name for row in rows if row.status == "interrupted")
+    if interrupted:
+        blocks.append(
+            Paragraph(f"The run was stopped by Ctrl-C: {count(len(interrupted), 'workload')} not finished.", alarm=True)
+        )
+    speeds = [result.copy_gb_per_s for _, result in ok_rows(rows)]
+    if speeds and max(speeds) > STEADY * min(speeds):
+        blocks.append(
+            Paragraph(
+                f"The machine was not steady: its copy bandwidth lay between {number(min(speeds))} and "
+                f"{number(max(speeds))} GB/s. Other programs, or the clock, changed it. Figures of one workload were "
+                "taken side by side and can be compared; times of different workloads less so.",
+            )
+        )
+    scattered = [row for row, result in ok_rows(rows) if result.time_us_p80 > NARROW * result.time_us_p20]
+    if scattered:
+        names = listing([f"{row.backend.name} on {row.workload.name}" for row in scattered])
+        blocks.append(
+            Paragraph(f"Times scattered (p80 above {NARROW:g} times p20), so the median says little: {names}.")
+        )
+    cache = environment.cache_bytes or 0
+    warm = _names(row.workload.name for row, _ in ok_rows(rows) if row.workload.reuse_bytes < cache)
+    if warm:
+        sentence = "part of the states is found in the machine's cache, so more than 100 % is possible."
+        blocks.append(Paragraph(f"On {listing(warm)} {sentence}"))
+    table = []
+    for workload in workloads:
+        best = best_of(rows, workload)
+        if best is None:
+            table.append((workload, "none", "-", "-", "-"))
+        else:
+            row, result = best
+            cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref))
+            table.append((workload, row.backend.name, *cells))
+    columns = ("workload", "best backend", "time per call", "share of copy bandwidth", "speed-up vs ref")
+    return [*blocks, Table(columns, tuple(table), text_columns=2)]
+
+
+def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[str]) -> list[str]:
+    if not ran:
+        return ["No backend has a result."]
+    shares = [result.share_of_copy for _, result in ok_rows(rows)]
+    span = percent(min(shares)) if len(shares) == 1 else f"{percent(min(shares))} to {percent(max(shares))}"
+    if ran == ["ref"]:
+        sentence = f"ref (la-ref) is the only backend that ran, and it reaches {span} of the copy bandwidth. "
+        if rows[0].environment.device == "cpu":
+            sentence += (
+                "On a CPU that is what plain torch gives: gathering, updating, scattering and summing the states are "
+                "passes of their own, where a fused kernel would read and write each state once. "
+            )
+        return [sentence + "No other backend was left out silently: see What was not timed, and why."]
+    wins = dict.fromkeys(ran, 0)
+    for workload in workloads:
+        best = best_of(rows, workload)
+        if best is not None:
+            wins[best[0].backend.name] += 1
+    order = sorted(wins, key=lambda backend: -wins[backend])
+    won = "; ".join(f"{backend} is the fastest on {wins[backend]}" for backend in order if wins[backend])
+    return [
+        f"{count(len(ran), 'backend')} ran: {listing(ran)}. Of {count(len(workloads), 'workload')}, {won}.",
+        f"Shares of the copy bandwidth lie between {percent(min(shares))} and {percent(max(shares))}.",
+    ]
+
+
+def _plots(rows: Sequence[Row]) -> list[Block]:
+    if not ok_rows(rows):
+        return []
+    return [
+        Heading(2, "Plots"),
+        Plot(
+            "share_of_copy",
+            "Share of the machine's copy bandwidth, higher is better. 100 % moves the call's bytes as fast as a copy.",
+            share_plot(rows),
+        ),
+        Plot(
+            "time",
+            "Time per call: median with a bar from p20 to p80, lower is better. The upright stroke is the copy floor.",
+            time_plot(rows),
+        ),
+        Plot(
+            "accuracy",
+            "Relative L2 error against float64 in the worst (row, head), lower is better: output and state.",
+            accuracy_plot(rows),
+        ),
+    ]
+
+
+def _full_tables(rows: Sequence[Row]) -> list[Block]:
+    blocks: list[Block] = [Heading(2, "All results")]
+    for workload in _names(row.workload.name for row in rows):
+        here = [row for row in rows if row.workload.name == workload]
+        shown = [row for row in here if row.status in ("ok", "failed", "error")]
+        facts = here[0].workload
+        blocks.append(Heading(3, workload))
+        layers = f"{len(facts.layers_timed)} of {facts.linear_layers} linear layers"
+        if 0 < len(facts.layers_timed) < facts.linear_layers:
+            layers += f" ({_numbers(facts.layers_timed)})"
+        blocks.append(
+            Paragraph(
+                f"{facts.description}. H = {facts.H}, G = {facts.G}, K = {facts.K}, V = {facts.V}; q, k, v in "
+                f"{facts.io_dtype}, states in {facts.state_dtype} ({facts.state_layout}), out in {facts.out_dtype}, "
+                f"offsets in {facts.offsets_dtype}; slopes {facts.slopes!r}. Live rows {_numbers(facts.live_rows)} of "
+                f"{_numbers(facts.padded_rows)}; {number(facts.bytes_per_call / 1e6)} MB per call; the pools of "
+                f"{layers} take turns, and nine of ten states are reused after "
+                f"{number(facts.reuse_bytes / 2**20)} MiB or more."
+            )
+        )
+        if shown:
+            blocks.append(Table(FULL_COLUMNS, tuple(full_cells(row) for row in shown)))
+        blocks += [
+            Paragraph(f"{STATUS_WORDS[row.status]}: {row.backend.name}: {row.reason}", alarm=True)
+            for row in shown
+            if row.status != "ok"
+        ]
+    return blocks
+
+
+def _not_run(rows: Sequence[Row]) -> list[Block]:
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row.status != "ok":
+            key = (row.backend.name, STATUS_WORDS[row.status], row.reason or "")
+            groups.setdefault(key, []).append(row.workload.name)
+    everything = _names(row.workload.name for row in rows)
+    blocks: list[Block] = [Heading(2, "What was not timed, and why")]
+    if groups:
+        cells = [
+            (backend, status, "all" if names == everything else listing(names), reason)
+            for (backend, status, reason), names in groups.items()
+        ]
+        blocks.append(Table(("backend", "status", "workloads", "reason"), tuple(cells), text_columns=4))
+    else:
+        blocks.append(Paragraph("Every backend was timed on every workload."))
+    choices: dict[str, list[str]] = {}
+    for row in rows:
+        if row.workload.name not in choices.setdefault(row.auto_choice, []):
+            choices[row.auto_choice].append(row.workload.name)
+    blocks.append(Paragraph("What la_core.decode chooses by itself here:"))
+    blocks.append(
+        Bullets(tuple(("all" if names == everything else listing(names), choice) for choice, names in choices.items()))
+    )
+    return blocks
+
+
+def _environment(rows: Sequence[Row]) -> list[Block]:
+    facts = [asdict(row.environment) for row in rows]
+    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0]]
+    backends = {row.backend.name: row.backend for row in rows}.values()
+    sources = tuple((b.name, b.distribution or "not installed", b.source_hash or "-") for b in backends)
+    return [
+        Heading(2, "Environment"),
+        Table(("fact", "value"), tuple(table), text_columns=2),
+        Table(("backend", "distribution", "SHA-256 of its sources"), sources, text_columns=3),
+    ]
+
+
+def _names(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return "none"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))

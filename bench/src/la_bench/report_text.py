@@ -1,0 +1,141 @@
+"""Wording of a report: numbers, lists, cells and the explanations that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from la_bench.rows import Row
+
+STATUS_WORDS = {
+    "ok": "ok",
+    "failed": "FAILED",
+    "refused": "refused",
+    "unavailable": "unavailable",
+    "error": "ERROR",
+    "interrupted": "interrupted",
+}
+
+FULL_COLUMNS = (
+    "backend",
+    "time per call",
+    "p20 to p80",
+    "samples",
+    "GB/s",
+    "share of copy",
+    "copy floor",
+    "vs ref",
+    "error of out",
+    "error of state",
+    "extra memory",
+)
+
+HOW_TO_READ = (
+    (
+        "Workload",
+        "a released model under a load. A simulated serving engine hands out the slots: requests arrive, grow, finish "
+        "and pass their slots on, and the running batch is padded with negative offsets to the next size that engines "
+        "capture CUDA graphs for. Batches are taken from far apart in that trace.",
+    ),
+    (
+        "Gate",
+        "before anything is timed, a backend makes one call with the workload's first batch, dtypes, layout and "
+        "slopes in a small pool full of NaN, and is judged against float64 per (row, head), with all memory that must "
+        "not change compared bit by bit. A backend that fails has no time.",
+    ),
+    (
+        "Time per call",
+        "median, with the 20th and 80th percentile. A sample is one walk over all batches of the workload, divided by "
+        "their number, so batches of different sizes do not widen the spread. Backends take turns within each round "
+        "in one process. On a CPU it is wall time of la_core.decode with all checks on, on a GPU the time of a "
+        "replayed CUDA graph.",
+    ),
+    (
+        "Cold states",
+        "a model's step goes through all of its linear layers, each with a pool and slopes of its own. Here, too, each "
+        "call uses another layer's pool than the one before. To bound memory, the pools of some layers, spread over "
+        "the model, take turns where not all fit; each workload says which, and how many bytes of states pass before "
+        "one is touched again.",
+    ),
+    (
+        "GB/s",
+        "the fewest bytes that a call can move over its time: states of live rows read and written (a padding row "
+        "moves no state), q, k, v, offsets and slopes read and the output written for all rows.",
+    ),
+    (
+        "Share of copy bandwidth",
+        "GB/s over the speed of a large eager copy (bytes read plus bytes written) that is made once per round, "
+        "beside the calls. The copy floor is the time that the call's bytes would take at that speed.",
+    ),
+    ("vs ref", "how many times faster than la-ref on the same workload in the same rounds; 1.00x is la-ref itself."),
+    (
+        "Errors",
+        "relative L2 error of the worst (row, head) against float64. An output in bfloat16 is rounded once, which "
+        "alone is about 2e-3; states in float32 should stay near 1e-7.",
+    ),
+    (
+        "Extra memory",
+        "peak of what torch's allocator handed out during a call with the largest batch, arguments and output not "
+        "counted.",
+    ),
+    (
+        "Two reports",
+        "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine.",
+    ),
+)
+
+
+def time(microseconds: float) -> str:
+    """Three digits, in us or ms."""
+    return f"{number(microseconds / 1e3)} ms" if microseconds >= 1e3 else f"{number(microseconds)} us"
+
+
+def number(value: float) -> str:
+    """Three significant digits without an exponent; whole numbers from 100 on."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def percent(share: float) -> str:
+    """A share as a whole percentage."""
+    return f"{share * 100:.0f} %"
+
+
+def times(factor: float | None) -> str:
+    """A speed-up."""
+    return "-" if factor is None else f"{factor:.2f}x"
+
+
+def memory(count_of_bytes: float) -> str:
+    """Bytes in MiB."""
+    return f"{count_of_bytes / 2**20:.1f} MiB"
+
+
+def count(n: int, noun: str) -> str:
+    """`1 workload`, `2 workloads`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def listing(names: Sequence[str]) -> str:
+    """Names separated by commas."""
+    return ", ".join(names)
+
+
+def full_cells(row: Row) -> tuple[str, ...]:
+    """Cells of `FULL_COLUMNS`; the status stands where the time would be if there is none."""
+    result = row.result
+    if result is None:
+        return (row.backend.name, STATUS_WORDS[row.status], *("-",) * (len(FULL_COLUMNS) - 2))
+    return (
+        row.backend.name,
+        time(result.time_us),
+        f"{time(result.time_us_p20)} to {time(result.time_us_p80)}",
+        str(result.samples),
+        number(result.gb_per_s),
+        percent(result.share_of_copy),
+        time(result.copy_floor_us),
+        times(result.speedup_vs_ref),
+        f"{result.out_error:.1e}",
+        f"{result.state_error:.1e}",
+        memory(result.extra_bytes),
+    )

@@ -1,0 +1,115 @@
+"""One row of a report: everything about one backend on one workload, in one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from la_bench.environment import Environment
+
+SCHEMA = 1
+"""Raised when a field changes its meaning or goes away."""
+
+Status = Literal["ok", "failed", "refused", "unavailable", "error", "interrupted"]
+"""`ok`: right and timed. `failed`: the gate found it wrong. `refused`: the backend will not run this legal call.
+`unavailable`: not installed or not loadable. `error`: it raised. `interrupted`: Ctrl-C came first."""
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What was run. Sizes, dtypes and layout as in :class:`la_core.DecodeProblem`; byte counts are per call."""
+
+    name: str
+    description: str
+    model: str
+    load: str
+    H: int
+    G: int
+    K: int
+    V: int
+    io_dtype: str
+    state_dtype: str
+    out_dtype: str
+    offsets_dtype: str
+    state_layout: str
+    pool_slots: int
+    live_rows: list[int]
+    padded_rows: list[int]
+    slopes: str
+    linear_layers: int
+    layers_timed: list[int]
+    bytes_per_call: float
+    reuse_bytes: int
+
+
+@dataclass(frozen=True)
+class BackendFacts:
+    """Who ran it. `source_hash` covers the files of the backend's package; None if there are none."""
+
+    name: str
+    distribution: str | None
+    source_hash: str | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured. Times are microseconds per call, errors relative L2 norms in the worst (row, head)."""
+
+    time_us: float
+    time_us_p20: float
+    time_us_p80: float
+    samples: int
+    calls_per_sample: int
+    gb_per_s: float
+    copy_gb_per_s: float
+    share_of_copy: float
+    copy_floor_us: float
+    speedup_vs_ref: float | None
+    out_error: float
+    state_error: float
+    extra_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A backend on a workload. `result` is there exactly if `status` is `ok`, `reason` exactly if it is not."""
+
+    schema: int
+    workload: WorkloadFacts
+    backend: BackendFacts
+    status: Status
+    reason: str | None
+    result: Result | None
+    auto_choice: str
+    environment: Environment
+
+
+def to_json_lines(rows: Iterable[Row]) -> str:
+    """One object a line."""
+    return "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+
+
+def from_json_lines(text: str) -> list[Row]:
+    """The rows of a `rows.jsonl`."""
+    return [_from_dict(json.loads(line)) for line in text.splitlines() if line.strip()]
+
+
+def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
+    """Rows that carry a result."""
+    return [(row, row.result) for row in rows if row.result is not None]
+
+
+def _from_dict(data: dict[str, Any]) -> Row:
+    if data.get("schema") != SCHEMA:
+        raise ValueError(f"row schema must be {SCHEMA}, got {data.get('schema')!r}")
+    return Row(
+        **{
+            **data,
+            "workload": WorkloadFacts(**data["workload"]),
+            "backend": BackendFacts(**data["backend"]),
+            "result": None if data["result"] is None else Result(**data["result"]),
+            "environment": Environment(**data["environment"]),
+        }
+    )
