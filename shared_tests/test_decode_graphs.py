@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from la_core import decode
+from la_core import SpecViolation, decode
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, PADDED
 from la_core.conformance.decode_inputs import DecodeInputs, judge_decode
@@ -134,6 +134,16 @@ def test_offsets_can_be_checked_on_request_but_not_during_capture(target: Target
         target.decode(inputs)
         with pytest.raises(ValueError, match="check_offsets=True must read s_offsets back"):
             decode(*inputs.tensors(), out=inputs.out, backend=target.name, check_offsets=True)
+
+
+@pytest.mark.parametrize("name", ["s_offsets", "decay_scales", "s"])
+def test_an_argument_left_on_the_cpu_is_named(target: Target, name: str) -> None:
+    inputs = target.inputs(NON_IDENTITY)
+    left_behind = replace(inputs, **{name: getattr(inputs, name).cpu()})
+    for _ in range(2):
+        with pytest.raises(SpecViolation, match=f"decode: {name} must be on cuda:0, the device of q; got cpu"):
+            target.decode(left_behind)
+        target.decode(inputs)
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -222,6 +222,16 @@ def test_slots_beyond_two_to_the_31_elements(target: Target, state_layout: str) 
         assert bool((s[slot] == slot).all())
 
 
+@pytest.mark.parametrize("row_stride", [2**31, 2**33 + 7, 1])
+def test_the_stride_of_a_pool_of_one_row_does_not_matter(target: Target, row_stride: int) -> None:
+    """A dimension of size 1 has no stride that is ever used, however large it is or small."""
+    case = replace(NON_IDENTITY, B=1, P=1, H=1, offsets=(0,))
+    plain, odd = target.inputs(case), target.inputs(case)
+    strided = replace(odd, s=odd.s.as_strided(odd.s.shape, (row_stride, *odd.s.stride()[1:])))
+    assert same_bits(target.decode(strided), target.decode(plain))
+    assert same_bits(odd.s, plain.s)
+
+
 @pytest.mark.needs_gpu
 def test_every_wrap_point_of_a_16_gib_pool(target: Target) -> None:
     """H = 32, K = V = 128, fp32: slots of 2 MiB, where byte and element offsets of 31 and 32 bits wrap."""

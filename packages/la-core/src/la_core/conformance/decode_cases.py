@@ -141,7 +141,7 @@ def _reference_cases() -> tuple[DecodeCase, ...]:
     for rows, slots in ((1, 1), (1, 500), (2, 3), (16, 16), (17, 33), (32, 40), (33, 40), (64, 70), (130, 150)):
         cases.append(replace(_BASE, B=rows, P=slots, H=1, seed=4))
     # Strides and alignment, at the batch sizes around which kernels switch.
-    for rows in (1, 4, 33):
+    for rows in (1, 4, 32, 33):
         for layout in LAYOUTS:
             cases.append(
                 replace(_BASE, B=rows, P=rows + 3, fused_qkv=True, pool_gap=256, out_gap=64, state_layout=layout)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO, Choice, chosen_by_context, explain
 from la_core.ops.decode_plan import find_plan, latest
+from la_core.ops.decode_traced import decode_operator
 from la_core.spec.argument_checks import check_number, check_optional_bool, violation
 from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.state_pool_rules import check_no_shared_memory, check_offset_values
@@ -85,6 +87,11 @@ def decode(
     The recurrence is that of Lightning Attention-2 (Qin et al., 2024, arXiv:2401.04658) as MiniMax-01 uses it
     (arXiv:2501.08313). Inputs are widened to float32, all arithmetic is float32, each result is rounded once.
     """
+    if is_compiling():
+        if out is None:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        decode_operator(q, k, v, s, s_offsets, decay_scales, softmax_scale, out, backend, check_offsets)
+        return out
     if check_offsets is not None:
         check_optional_bool("decode", "check_offsets", check_offsets)
     if out is None:
