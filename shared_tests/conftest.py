@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 import la_core
 from la_core.backends.discover_backends import load_backend
 from la_core.conformance.source_hash import source_hash
-from la_core.conformance.target import Target
+from la_core.conformance.target import DeclaredRefusal, Target
 
 settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -65,11 +65,15 @@ class _Plan:
                 self.not_run[name] = "not asked for"
         self.outcomes: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         # A name that was asked for must be there: a run that tests nothing has not passed.
-        self.missing = [name for name in [*asked, *self.required] if not any(t.name == name for t in self.targets)]
+        self.must_pass = list(dict.fromkeys([*asked, *self.required]))
+        self.missing = [name for name in self.must_pass if not any(t.name == name for t in self.targets)]
 
 
 def _names(values: list[str]) -> list[str]:
-    return [name for value in values for name in value.split(",") if name]
+    names = [name.strip() for value in values for name in value.split(",")]
+    if "" in names:
+        raise pytest.UsageError("--backend and --require-backend take names, got an empty one")
+    return names
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,6 +132,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, DeclaredRefusal):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: not run: {call.excinfo.value}")
     target = getattr(item, "callspec", None) and item.callspec.params.get("target")
     if target is not None and (report.when == "call" or report.outcome != "passed"):
         item.config.stash[_plan].outcomes[str(target)][report.outcome].append(item.nodeid)
@@ -145,7 +152,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     plan = session.config.stash[_plan]
     if not session.config.option.collectonly:
         passed = {t.name for t in plan.targets if plan.outcomes[str(t)]["passed"]}
-        plan.missing += [name for name in plan.required if name not in passed and name not in plan.missing]
+        plan.missing += [name for name in plan.must_pass if name not in passed and name not in plan.missing]
     if plan.missing and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     path = session.config.getoption("--outcomes")

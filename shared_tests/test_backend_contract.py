@@ -13,6 +13,7 @@ import torch
 import la_core
 from la_core.backends.backend_contract import Backend
 from la_core.backends.capabilities import TABLE_HEADER
+from la_core.conformance.decode_cases import NON_IDENTITY
 from la_core.conformance.target import Target
 
 
@@ -60,11 +61,11 @@ def test_run_time_values_are_never_a_reason_to_refuse(target: Target) -> None:
     answers = {
         target.backend.refusal(_problem(target, B=b, P=p)) for b in (0, 1, 3, 64, 70_000) for p in (0, 1, 500, 10**6)
     }
-    assert answers == {None}
+    assert len(answers) == 1
 
 
 def test_choice_can_explain_itself(target: Target) -> None:
-    choice = la_core.explain_choice(_problem(target), backend=target.name)
+    choice = la_core.explain_choice(target.problem(target.inputs(NON_IDENTITY)), backend=target.name)
     assert choice.backend is target.backend
     assert f"{target.name}: ok" in str(choice)
     assert f"chosen: {target.name}" in str(choice)

@@ -47,9 +47,6 @@ def _of_rows(inputs: DecodeInputs, rows: list[int], pool_rows: int, slots: list[
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase) -> None:
-    if target.refuses(case):
-        target.assert_conforms(case)
-        return
     whole = target.inputs(case)
     original = target.inputs(case)
     out = target.decode(whole)
@@ -76,9 +73,6 @@ def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_strides_gaps_and_alignment_change_no_bit(target: Target, case: DecodeCase) -> None:
-    if target.refuses(case):
-        target.assert_conforms(case)
-        return
     plain = target.inputs(case)
     out = target.decode(plain)
     for change in ({"shift": 1}, {"shift": 3}, {"fused_qkv": True}, {"pool_gap": 1}, {"pool_gap": 64, "out_gap": 3}):
@@ -89,9 +83,6 @@ def test_strides_gaps_and_alignment_change_no_bit(target: Target, case: DecodeCa
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_every_run_gives_the_same_bits(target: Target, case: DecodeCase) -> None:
-    if target.refuses(case):
-        target.assert_conforms(case)
-        return
     first = target.inputs(case)
     out = target.decode(first)
     for _ in range(5):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
-from la_core import SpecViolation, decode, use_backend
+from la_core import SpecViolation, decode, decode_problem, use_backend
 from la_core.compat.cula import linear_attention_decode
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_error_cases import (
@@ -15,7 +17,7 @@ from la_core.conformance.decode_error_cases import (
     DecodeErrorCase,
     legal_arguments,
 )
-from la_core.conformance.target import Target
+from la_core.conformance.target import DeclaredRefusal, Target
 
 
 def _assert_refused(target: Target, arguments: Arguments, sentence: str) -> None:
@@ -33,8 +35,17 @@ def _assert_refused(target: Target, arguments: Arguments, sentence: str) -> None
         assert same_bits(value.detach().clone(), before[name]), f"{name} was written before the call was refused"
 
 
+def _run(target: Target, arguments: Arguments) -> torch.Tensor:
+    """The legal call, unless the backend declares that it does not run its sizes or dtypes."""
+    tensors = [arguments[name] for name in ("q", "k", "v", "s", "s_offsets", "decay_scales")]
+    refusal = target.backend.refusal(decode_problem(*tensors, arguments.get("out")))
+    if refusal is not None:
+        raise DeclaredRefusal(f"{target} {refusal}")
+    return decode(**arguments, backend=target.name)
+
+
 def test_the_call_that_the_cases_change_is_legal(target: Target) -> None:
-    decode(**legal_arguments(target.device), backend=target.name)
+    _run(target, legal_arguments(target.device))
 
 
 @pytest.mark.parametrize("case", DECODE_ERROR_CASES, ids=lambda case: case.id)
@@ -47,7 +58,8 @@ def test_wrong_call(target: Target, case: DecodeErrorCase) -> None:
 @pytest.mark.parametrize("case", DECODE_ERROR_CASES, ids=lambda case: case.id)
 def test_wrong_call_after_a_right_one(target: Target, case: DecodeErrorCase) -> None:
     """What the last call had found legal must not speak for this one."""
-    decode(**legal_arguments(target.device), backend=target.name)
+    with contextlib.suppress(DeclaredRefusal):
+        _run(target, legal_arguments(target.device))
     arguments = legal_arguments(target.device)
     case.change(arguments)
     _assert_refused(target, arguments, case.sentence)
@@ -65,7 +77,7 @@ def test_wrong_offsets(target: Target, case: DecodeErrorCase) -> None:
 def test_repeated_negative_offsets_are_fine(target: Target) -> None:
     arguments = legal_arguments(target.device)
     arguments["s_offsets"].fill_(-1)
-    out = decode(**arguments, backend=target.name, check_offsets=True)
+    out = _run(target, {**arguments, "check_offsets": True})
     assert bool((out == 0).all())
 
 
@@ -74,13 +86,13 @@ def test_what_requires_grad_is_fine_without_grad_mode(target: Target) -> None:
     arguments["q"].requires_grad_()
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            decode(**arguments, backend=target.name)
+            _run(target, arguments)
 
 
 def test_interleaved_slices_of_one_buffer_do_not_overlap(target: Target) -> None:
     """q, k, v and out as slices of one buffer share no element, so the call is legal."""
     arguments = legal_arguments(target.device)
-    expected = decode(**legal_arguments(target.device), backend=target.name)
+    expected = _run(target, legal_arguments(target.device))
     fused = torch.zeros(2, 128 + 128 + 512 + 512, dtype=torch.bfloat16, device=target.device)
     for name, part in zip(("q", "k", "v", "out"), fused.split([128, 128, 512, 512], dim=1), strict=True):
         view = part.unflatten(1, arguments[name].shape[1:])
@@ -91,25 +103,43 @@ def test_interleaved_slices_of_one_buffer_do_not_overlap(target: Target) -> None
 
 def test_cula_signature_runs_and_obeys_the_offsets(target: Target) -> None:
     arguments = legal_arguments(target.device)
-    square = {
-        "q": torch.randn(2, 4, 64, device=target.device),
-        "k": torch.randn(2, 4, 64, device=target.device),
-        "v": torch.randn(2, 4, 64, device=target.device),
-        "s": torch.randn(12, 64, 64, device=target.device),
-    }
+    q, k, v = (torch.randn(2, 4, 128, device=target.device).bfloat16() for _ in range(3))
+    square = {"q": q, "k": k, "v": v, "s": torch.randn(12, 128, 128, device=target.device)}
+    offsets_and_slopes = {name: arguments[name] for name in ("s_offsets", "decay_scales")}
     ours = {**square, "s": square["s"].clone()}
-    expected = decode(
-        **ours,
-        s_offsets=arguments["s_offsets"],
-        decay_scales=arguments["decay_scales"],
-        softmax_scale=0.5,
-        backend=target.name,
-    )
-    out = torch.full((2, 4, 64), torch.nan, device=target.device)
+    expected = _run(target, {**ours, **offsets_and_slopes, "softmax_scale": 0.5})
+    out = torch.full_like(v, torch.nan)
     with use_backend(target.name):
-        linear_attention_decode(
-            square["q"], square["k"], square["v"], square["s"], out, 0.5, 1, 2, 3, 4, 5,
-            arguments["s_offsets"], arguments["decay_scales"], 64, 64, 64,
-        )  # fmt: skip
+        _call_cula({**square, "out": out, **offsets_and_slopes}, 128, 128, 128)
     assert same_bits(out, expected)
     assert same_bits(square["s"], ours["s"])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ((128, 64, 128), "K_SPLIT_DIM must equal HEAD_DIM = 128; got 64"),
+        ((128, 128, 64), "V_SPLIT_DIM must equal HEAD_DIM = 128; got 64"),
+        ((64, 64, 64), "HEAD_DIM must be the last size of v, 128; got 64"),
+        ((128, 128, 128), "HEAD_DIM must be the last size of q, 64; got 128"),
+    ],
+)
+def test_cula_sizes_that_the_signature_cannot_say(target: Target, sizes: tuple[int, int, int], sentence: str) -> None:
+    arguments = legal_arguments(target.device)  # K = 64, V = 128
+    before = {name: value.clone() for name, value in arguments.items()}
+    with use_backend(target.name), pytest.raises(NotImplementedError, match=f"linear_attention_decode: {sentence}"):
+        _call_cula(arguments, *sizes)
+    assert all(same_bits(before[name], value) for name, value in arguments.items())
+
+
+def test_cula_signature_must_be_given_an_out(target: Target) -> None:
+    arguments = {**legal_arguments(target.device), "out": None}
+    with use_backend(target.name), pytest.raises(SpecViolation, match=r"out must be a torch\.Tensor \[B, H, V\]; got"):
+        _call_cula(arguments, 64, 64, 64)
+
+
+def _call_cula(arguments: Arguments, head_dim: int, k_split: int, v_split: int) -> None:
+    """Strides are nonsense on purpose: they are ignored."""
+    tensors = (arguments[name] for name in ("q", "k", "v", "s", "out"))
+    last = arguments["s_offsets"], arguments["decay_scales"]
+    linear_attention_decode(*tensors, 0.5, 1, 2, 3, 4, 5, *last, head_dim, k_split, v_split)

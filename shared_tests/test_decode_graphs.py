@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -134,6 +135,38 @@ def test_offsets_can_be_checked_on_request_but_not_during_capture(target: Target
         target.decode(inputs)
         with pytest.raises(ValueError, match="check_offsets=True must read s_offsets back"):
             decode(*inputs.tensors(), out=inputs.out, backend=target.name, check_offsets=True)
+
+
+def test_la_check_offsets_checks_by_default_but_not_during_capture(target: Target) -> None:
+    code = (
+        "import sys, torch\n"
+        "from dataclasses import replace\n"
+        "from la_core import SpecViolation\n"
+        "from la_core.conformance.decode_cases import NON_IDENTITY\n"
+        "from la_core.conformance.target import Target\n"
+        "target = Target(sys.argv[1], 'cuda')\n"
+        "inputs = target.inputs(NON_IDENTITY)\n"
+        "inputs = replace(inputs, out=torch.zeros_like(inputs.v))\n"
+        "target.decode(inputs)\n"
+        "with torch.cuda.graph(torch.cuda.CUDAGraph()):\n"
+        "    target.decode(inputs)\n"
+        "inputs.s_offsets[0] = 99\n"
+        "try:\n"
+        "    target.decode(inputs)\n"
+        "except SpecViolation as reason:\n"
+        "    assert 'got slot 99 in row 0' in str(reason)\n"
+        "else:\n"
+        "    sys.exit('was not checked')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, target.name],
+        env={**os.environ, "LA_CHECK_OFFSETS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["s_offsets", "decay_scales", "s"])

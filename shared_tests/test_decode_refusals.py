@@ -10,6 +10,7 @@ import torch
 
 from la_core import UnsupportedByBackend, decode, decode_problem
 from la_core.conformance.decode_cases import NON_IDENTITY
+from la_core.conformance.decode_inputs import make_decode_inputs
 from la_core.conformance.target import Target
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -26,7 +27,8 @@ def test_every_size_runs_or_is_refused(target: Target, k_size: int, v_size: int)
 def test_declared_dtypes_and_layouts_are_what_runs(
     target: Target, io: torch.dtype, state: torch.dtype, out: torch.dtype, state_layout: str
 ) -> None:
-    case = replace(NON_IDENTITY, io_dtype=io, state_dtype=state, out_dtype=out, state_layout=state_layout)
+    sizes = target.fit(replace(NON_IDENTITY, io_dtype=target.backend.capabilities.io_dtypes[0]))
+    case = replace(sizes, io_dtype=io, state_dtype=state, out_dtype=out, state_layout=state_layout)
     declared = target.backend.capabilities
     allowed = (
         io in declared.io_dtypes
@@ -42,7 +44,7 @@ def test_refused_calls_write_nothing(target: Target) -> None:
     """If the backend has a limit at all, crossing it leaves out and s as they are."""
     for k_size in (1, 7, 48, 96, 1000):
         case = replace(NON_IDENTITY, K=k_size, out_dtype=torch.float32)
-        inputs = target.inputs(case)
+        inputs = make_decode_inputs(case, target.device)
         reason = target.backend.refusal(target.problem(inputs))
         if reason is None:
             assert target.decode(inputs) is inputs.out

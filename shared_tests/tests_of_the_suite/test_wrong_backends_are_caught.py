@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FAULTS = re.findall(r'^    "(\w+)": "', (HERE / "wrong_backends.py").read_text(), flags=re.MULTILINE)
+SOURCE = (HERE / "wrong_backends.py").read_text(encoding="utf-8")
+FAULTS = re.findall(r'^    "(\w+)": "', SOURCE, flags=re.MULTILINE)
+RIGHT = re.findall(r'^    "(right\w*)": \{', SOURCE, flags=re.MULTILINE)
 
 NOT_FOR_LOOPS = "not test_import_touches_no_gpu"
 """The import test starts a process per backend and says nothing about values."""
@@ -32,11 +34,11 @@ RecordProperty = Callable[[str, object], None]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What each backend passed and failed, from one run of the suite in a process that has them installed."""
     site = tmp_path_factory.mktemp("site")
-    (site / "wrong_backends.py").write_text((HERE / "wrong_backends.py").read_text())
+    (site / "wrong_backends.py").write_text(SOURCE)
     info = site / "wrong_backends-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-backends\nVersion: 1.0\n")
-    names = [f"wrong_{fault}" for fault in [*FAULTS, "right"]]
+    names = [*(f"wrong_{fault}" for fault in FAULTS), *RIGHT]
     points = "".join(f"{name} = wrong_backends:{name}\n" for name in names)
     (info / "entry_points.txt").write_text(f"[la_core.backends]\n{points}")
     report = site / "outcomes.json"
@@ -59,8 +61,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return found
 
 
-def test_the_list_of_faults_was_read() -> None:
-    assert len(FAULTS) >= 30
+def test_the_lists_were_read() -> None:
+    assert len(FAULTS) >= 35
+    assert len(RIGHT) == 4
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -70,7 +73,9 @@ def test_wrong_backend_is_caught(outcomes: Outcomes, fault: str, record_property
     assert caught_by, f"no test caught the backend with the fault {fault!r}"
 
 
-def test_right_backend_passes(outcomes: Outcomes) -> None:
-    right = outcomes["wrong_right-cpu"]
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_backend_passes(outcomes: Outcomes, name: str) -> None:
+    """Also with declared limits, and then still by running most of the tests."""
+    right = outcomes[f"{name}-cpu"]
     assert right.get("failed", []) == []
     assert len(right["passed"]) > 400

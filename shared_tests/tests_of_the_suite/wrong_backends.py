@@ -1,17 +1,27 @@
 """Backends that are wrong on purpose, each in one way that real kernels have been wrong, and one that is right.
 
-All share one plain loop over rows; a fault is a place where it deviates. `right` deviates nowhere and must pass the
-whole suite, which shows that the others are caught for their fault and not for the loop around it.
+All share one plain loop over rows; a fault is a place where it deviates. The ones in `RIGHT` deviate nowhere and must
+pass the whole suite, which shows that the others are caught for their fault and not for the loop around it.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from la_core.backends.capabilities import Capabilities
 from la_core.spec.decode_problem import DecodeProblem
 
-RIGHT = "right"
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "right": {},
+    "right_for_k128_v128": {"k_sizes": (128,), "v_sizes": (128,), "sizes_text": "K = V = 128"},
+    "right_for_16_bits": {"io_dtypes": SIXTEEN_BITS, "out_dtypes": SIXTEEN_BITS},
+    "right_for_vk": {"state_layouts": ("vk",)},
+}
+"""Backends without a fault, by what they declare: a limit that is declared is no fault."""
 
 FAULTS = {
     "offsets_ignored": "row b uses slot b, padding rows too",
@@ -37,7 +47,12 @@ FAULTS = {
     "padding_output_unwritten": "the output of padding rows is left as it was",
     "padding_state_cleared": "a padding row zeroes the slot that its number wraps to",
     "state_rounded_to_bf16": "a float32 state goes through 16 bits",
-    "state_truncated": "a 16-bit state is stored by dropping bits",
+    "bf16_state_truncated": "a bf16 state is stored by dropping bits",
+    "fp16_state_truncated": "an fp16 state is stored by dropping bits",
+    "bf16_out_truncated": "a bf16 output is stored by dropping bits",
+    "nan_states_cleared": "NaN in a named state is taken for zero",
+    "rows_beyond_256": "rows from 256 on are taken for padding",
+    "offsets_beyond_in_32_bits": "an int64 offset beyond the pool is cut to 32 bits",
     "last_v_rows_skipped": "the last rows of V keep the old state",
     "wrong_q_head_when_grouped": "head h uses head h % G of q and k",
     "one_extra_slot_written": "the slot behind the last row's is rewritten",
@@ -57,10 +72,10 @@ class WrongBackend:
 
     spec_revision = 1
 
-    def __init__(self, fault: str) -> None:
-        self.name = f"wrong_{fault}"
+    def __init__(self, fault: str, **limits: Any) -> None:
+        self.name = fault if fault in RIGHT else f"wrong_{fault}"
         self.fault = fault
-        self.capabilities = Capabilities(ops=("decode",), device_types=("cpu", "cuda"))
+        self.capabilities = Capabilities(ops=("decode",), device_types=("cpu", "cuda"), **limits)
         self.first_scale: float | None = None
         self.remembered: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -115,7 +130,10 @@ class WrongBackend:
             if fault == "first_state_kept":
                 new = self.remembered.setdefault((slot, *rows.shape), new)
             self._store(rows, new)
-            out[b] = (out_row * softmax_scale).to(out.dtype)
+            out_row = out_row * softmax_scale
+            if fault == "bf16_out_truncated" and out.dtype is torch.bfloat16:
+                out_row = _cut(out_row, torch.bfloat16)
+            out[b] = out_row.to(out.dtype)
             if fault == "one_extra_slot_written" and b == problem.B - 1 and slot + 1 < P:
                 s[(slot + 1) * H].add_(1)
 
@@ -133,6 +151,10 @@ class WrongBackend:
             return b if b < slots else None
         if self.fault == "offsets_in_32_bits":
             offset = (offset + 2**31) % 2**32 - 2**31
+        if self.fault == "rows_beyond_256" and b >= 256:
+            return None
+        if self.fault == "offsets_beyond_in_32_bits" and offset >= slots:
+            offset %= 2**32
         if self.fault == "offsets_modulo_pool" and offset >= slots > 0:
             offset %= slots
         if self.fault == "padding_writes_last_slot" and offset < 0 < slots:
@@ -164,6 +186,8 @@ class WrongBackend:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """New states [H, V, K] and unscaled output [H, V] in float32."""
         old = rows.float()
+        if self.fault == "nan_states_cleared":
+            old = old.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         if self.fault == "state_transposed":
             old = old.reshape(old.shape[0], old.shape[2], old.shape[1]).transpose(1, 2)
         new = alpha[:, None, None] * old + v[:, :, None] * k[:, None, :]
@@ -180,33 +204,39 @@ class WrongBackend:
             new = new.transpose(1, 2).reshape(new.shape)
         if self.fault == "state_rounded_to_bf16":
             new = new.bfloat16().float()
-        if self.fault == "state_truncated" and rows.dtype is torch.bfloat16:
-            new = (new.contiguous().view(torch.int32) & -(1 << 16)).view(torch.float32)
+        if self.fault == f"{_SHORT.get(rows.dtype)}_state_truncated":
+            new = _cut(new, rows.dtype)
         if self.fault == "last_v_rows_skipped":
             new = torch.cat([new[:, :-1], rows[:, -1:].float()], dim=1)
         rows.copy_(new)
+
+
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _cut(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float32 values cut to the bits that `dtype` holds, toward zero; for numbers that are normal in it."""
+    dropped = {torch.bfloat16: 16, torch.float16: 13}[dtype]
+    return (value.contiguous().view(torch.int32) & -(1 << dropped)).view(torch.float32)
 
 
 class LyingBackend(WrongBackend):
     """Declares a limit on K that it does not keep to itself: `refusal` contradicts the capabilities."""
 
     def __init__(self) -> None:
-        super().__init__("runs_what_it_refuses")
-        self.capabilities = Capabilities(
-            ops=("decode",), device_types=("cpu", "cuda"), state_dtypes=(torch.float32, torch.bfloat16)
-        )
+        super().__init__("runs_what_it_refuses", state_dtypes=(torch.float32, torch.bfloat16))
 
     def refusal(self, problem: DecodeProblem) -> str | None:
         return None
 
 
-backends = {fault: LyingBackend() if fault == "runs_what_it_refuses" else WrongBackend(fault) for fault in FAULTS}
-backends[RIGHT] = WrongBackend(RIGHT)
+_all = [LyingBackend() if fault == "runs_what_it_refuses" else WrongBackend(fault) for fault in FAULTS]
+_all += [WrongBackend(name, **limits) for name, limits in RIGHT.items()]
+backends = {backend.name: backend for backend in _all}
 
 
 def __getattr__(name: str) -> WrongBackend:
     """`wrong_backends:wrong_decay_sign` and its like, for entry points."""
-    try:
-        return backends[name.removeprefix("wrong_")]
-    except KeyError:
-        raise AttributeError(name) from None
+    if name not in backends:
+        raise AttributeError(name)
+    return backends[name]

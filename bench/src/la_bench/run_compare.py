@@ -38,7 +38,7 @@ class Outcome:
 
 
 def select_backends(wanted: Sequence[str]) -> tuple[str, ...]:
-    """The backends to run: `wanted`, or all that are installed or belong to this project, the baseline first.
+    """The baseline, then the `wanted` backends, or all that are installed or belong to this project.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def select_backends(wanted: Sequence[str]) -> tuple[str, ...]:
                 f"no backend is called {name!r}. Installed: {', '.join(installed_names()) or 'none'}; "
                 f"of this project: {', '.join(KNOWN_NAMES)}."
             )
-    return tuple(dict.fromkeys(wanted)) if wanted else tuple(known)
+    return tuple(dict.fromkeys((BASELINE, *wanted))) if wanted else tuple(known)
 
 
 def run_compare(

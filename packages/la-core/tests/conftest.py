@@ -8,28 +8,11 @@ from pathlib import Path
 import pytest
 
 from la_core.backends.discover_backends import forget_backends
-from la_core.ops.decode_plan import forget_plans
 
 Install = Callable[..., None]
 
-GOOD = """
-from la_core.backends.capabilities import Capabilities
-
-class Made:
-    name = "{name}"
-    spec_revision = 1
-    capabilities = Capabilities(ops=("decode",), device_types=("cpu",), k_sizes=(64,), sizes_text="K = 64")
-    calls = []
-
-    def refusal(self, problem):
-        return self.capabilities.decode_refusal(problem)
-
-    def decode(self, problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out):
-        self.calls.append((problem, softmax_scale))
-        out.fill_(1)
-
-backend = Made()
-"""
+GOOD = (Path(__file__).parent / "made_backend.py.txt").read_text(encoding="utf-8")
+"""Runs K = 64 and remembers its calls; `{name}` stands for its name."""
 
 
 @pytest.fixture
@@ -49,9 +32,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         target = entry_point or f"{module}:backend"
         (info / "entry_points.txt").write_text(f"[la_core.backends]\n{name} = {target}\n")
         forget_backends()
-        forget_plans()
 
     yield add
     monkeypatch.undo()
     forget_backends()
-    forget_plans()

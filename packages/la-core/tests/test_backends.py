@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,15 @@ import torch
 import la_core
 from la_core import BackendUnavailable, DecodeProblem, SpecViolation, UnsupportedByBackend
 from la_core.backends.discover_backends import installed_names, load_backend
+from la_core.conformance.decode_error_cases import (
+    DECODE_ERROR_CASES,
+    DECODE_OFFSET_ERROR_CASES,
+    DecodeErrorCase,
+    legal_arguments,
+)
 
 Install = Callable[..., None]
+GOOD = (Path(__file__).parent / "made_backend.py.txt").read_text(encoding="utf-8")
 PROBLEM = DecodeProblem.contiguous(B=2, P=3, H=2, K=64, V=64)
 
 
@@ -188,6 +196,21 @@ def test_backends_are_imported_only_when_picked(install: Install) -> None:
     assert "made" in installed_names()
 
 
+REFUSING = GOOD.replace("k_sizes=(64,)", "k_sizes=()")
+
+
+@pytest.mark.parametrize("case", [*DECODE_ERROR_CASES, *DECODE_OFFSET_ERROR_CASES], ids=lambda case: case.id)
+def test_a_wrong_call_is_wrong_whatever_the_backend_thinks_of_it(install: Install, case: DecodeErrorCase) -> None:
+    """The same sentence from a backend that refuses everything, and for one that is not installed."""
+    install("refusing", REFUSING)
+    for backend in ("refusing", "cute"):
+        arguments = legal_arguments()
+        case.change(arguments)
+        with pytest.raises(SpecViolation) as raised:
+            la_core.decode(**arguments, backend=backend)
+        assert str(raised.value) == case.sentence.format(device="cpu")
+
+
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -216,8 +239,13 @@ def test_a_wrong_la_backend_is_named() -> None:
 
 
 def test_import_of_la_core_is_inert() -> None:
-    """No backend, no compiler, no GPU, no thread."""
+    """No backend, no compiler, no GPU, no thread; not even an attempt that fails where they are not installed."""
     code = (
+        "import importlib.abc, sys\n"
+        "class Watch(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        assert name.split('.')[0] not in ('la_ref', 'la_triton', 'la_cute', 'cutlass'), name\n"
+        "sys.meta_path.insert(0, Watch())\n"
         "import sys, threading, la_core, la_core.compat.cula, torch\n"
         "names = ('la_ref', 'la_triton', 'la_cute', 'triton', 'cutlass')\n"
         "heavy = [m for m in sys.modules if m.split('.')[0] in names]\n"

@@ -57,7 +57,9 @@ def test_tensor_parallel_ranks_hold_consecutive_heads() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((0, 0, 2, "none"), "decay_slopes: num_heads must be at least 1; got 0. Pass the model's number."),
+        ((0, 0, 2, "none"), "decay_slopes: num_heads must be a whole number >= 1; got 0. Pass the model's number."),
+        ((4.0, 0, 2, "none"), "decay_slopes: num_heads must be a whole number >= 1; got 4.0. Pass the model's number."),
+        ((4, 0.5, 2, "none"), "decay_slopes: layer must be a whole number; got 0.5. Pass the model's number."),
         ((4, 2, 2, "none"), "decay_slopes: layer must be in [0, 2); got 2. Layers are counted from 0."),
         ((4, -1, 2, "none"), "decay_slopes: layer must be in [0, 2); got -1. Layers are counted from 0."),
         (
@@ -72,7 +74,7 @@ def test_tensor_parallel_ranks_hold_consecutive_heads() -> None:
         ),
     ],
 )
-def test_wrong_values(arguments: tuple[int, int, int, str], sentence: str) -> None:
+def test_wrong_values(arguments: tuple[float, float, int, str], sentence: str) -> None:
     with pytest.raises(SpecViolation) as raised:
         decay_slopes(*arguments[:3], convention=arguments[3])  # type: ignore[arg-type]
     assert str(raised.value) == sentence
@@ -83,7 +85,7 @@ def test_wrong_values(arguments: tuple[int, int, int, str], sentence: str) -> No
     [
         (0, 3, "decay_slopes: num_heads must be divisible by tp_size = 3; got 4. Pass the model's own numbers."),
         (2, 2, "decay_slopes: tp_rank must be in [0, 2); got 2. Ranks are counted from 0."),
-        (0, 0, "decay_slopes: tp_size must be at least 1; got 0. Pass the model's number."),
+        (0, 0, "decay_slopes: tp_size must be a whole number >= 1; got 0. Pass the model's number."),
     ],
 )
 def test_wrong_ranks(rank: int, size: int, sentence: str) -> None:

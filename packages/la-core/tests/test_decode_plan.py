@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +18,7 @@ from la_core.conformance.decode_error_cases import (
     DecodeErrorCase,
     legal_arguments,
 )
-from la_core.ops import decode_plan, facts_guard
+from la_core.ops import decode_plan, decode_values, facts_guard
 
 Install = Callable[..., None]
 
@@ -108,3 +111,59 @@ def test_any_real_number_is_a_scale(scale: float) -> None:
     q = torch.ones(1, 1, 4)
     out = decode(q, q, q, torch.zeros(1, 4, 4), torch.tensor([0]), torch.ones(1), softmax_scale=scale)
     assert torch.equal(out.isnan(), torch.full((1, 1, 4), scale != scale))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "s", "decay_scales", "out"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_call_without_grad_does_not_speak_for_one_with(name: str, given: bool) -> None:
+    """The same tensors, legal under no_grad, must be refused once grad mode is on, and be legal again afterwards."""
+    arguments = legal_arguments()
+    arguments[name].requires_grad_()
+    if not given:
+        del arguments["out"]
+    if name not in arguments:
+        return
+    for _ in range(2):
+        with torch.no_grad():
+            decode(**arguments)
+        with pytest.raises(SpecViolation, match=f"decode: {name} must not require grad"):
+            decode(**arguments)
+
+
+def test_tensors_made_in_inference_mode_work_outside_of_it() -> None:
+    with torch.inference_mode():
+        inside = legal_arguments()
+    expected = decode(**legal_arguments())
+    assert torch.equal(decode(**inside), expected)
+
+
+def test_a_layout_that_interleaves_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q in front of out in each row of one buffer: legal, and not worth judging exactly at every step."""
+    judged = []
+    real = decode_values.check_no_shared_memory
+    monkeypatch.setattr(decode_values, "check_no_shared_memory", lambda *a: (judged.append(1), real(*a)))
+    arguments = legal_arguments()
+    for _ in range(3):
+        fused = torch.zeros(2, 128 + 512, dtype=torch.bfloat16)
+        arguments["q"], arguments["out"] = fused[:, :128].view(2, 2, 64), fused[:, 128:].view(2, 4, 128)
+        for _ in range(3):
+            decode(**arguments)
+    assert 1 <= len(judged) <= 4
+    arguments["q"] = fused[:, 8:136].view(2, 2, 64)
+    with pytest.raises(SpecViolation, match="out is written and must not overlap q"):
+        decode(**arguments)
+
+
+def test_an_empty_batch_may_have_any_stride() -> None:
+    q = torch.zeros(0, 2, 16)[:, :, ::2]
+    out = decode(q, q, q, torch.zeros(0, 8, 8).expand(0, 8, 8), torch.zeros(0, dtype=torch.int32), torch.ones(2))
+    assert out.shape == (0, 2, 8)
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", False), ("0", False), ("1", True)])
+def test_la_check_offsets_is_read_once(value: str, expected: bool) -> None:
+    code = "from la_core.ops.decode_values import ENV_CHECK_OFFSETS as on; import sys; sys.exit(3 if on else 4)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "LA_CHECK_OFFSETS": value}, timeout=120, check=False
+    )
+    assert done.returncode == (3 if expected else 4)

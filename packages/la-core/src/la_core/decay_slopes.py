@@ -69,8 +69,11 @@ def decay_slopes(
     """
     op = "decay_slopes"
     for name, value, low in (("num_heads", num_heads, 1), ("num_layers", num_layers, 1), ("tp_size", tp_size, 1)):
-        if value < low:
-            raise violation(op, f"{name} must be at least {low}", str(value), "Pass the model's number.")
+        if not isinstance(value, int) or value < low:
+            raise violation(op, f"{name} must be a whole number >= {low}", repr(value), "Pass the model's number.")
+    for name, value in (("layer", layer), ("tp_rank", tp_rank)):
+        if not isinstance(value, int):
+            raise violation(op, f"{name} must be a whole number", repr(value), "Pass the model's number.")
     if not 0 <= layer < num_layers:
         raise violation(op, f"layer must be in [0, {num_layers})", str(layer), "Layers are counted from 0.")
     if not 0 <= tp_rank < tp_size:

@@ -30,7 +30,14 @@ BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 12 << 20}
 """Float32 bytes of the states in one block. CPU: a block stays in cache between its passes, and fewer, larger blocks
 cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at once, within 64 MiB."""
 
+MAX_TORCH_SUM = 16384
+"""Longest sum left to torch: beyond 32768 it splits the sum of a single output among threads."""
 
+MAX_BLOCK_PAIRS = 1 << 17
+"""Most (row, head) pairs in a block, so that their indices stay small beside states of few elements."""
+
+
+@torch.inference_mode()
 def decode(
     problem: DecodeProblem,
     q: torch.Tensor,  # [B, G, K]
@@ -42,7 +49,10 @@ def decode(
     softmax_scale: float,
     out: torch.Tensor,  # [B, H, V]
 ) -> None:
-    """Run one checked call; see the module for the method and :func:`la_core.decode` for the arguments."""
+    """Run one checked call; see the module for the method and :func:`la_core.decode` for the arguments.
+
+    Runs in inference mode: a pool that was allocated in it can be written from outside of it all the same.
+    """
     if problem.P == 0:
         out.zero_()
         return
@@ -115,9 +125,9 @@ def _step(
 
 def _sum_over_k(products: torch.Tensor, dim: int) -> torch.Tensor:
     """Sum over `dim` in an order that depends on its size alone; may overwrite `products`."""
-    if dim == products.ndim - 1 and products.device.type == "cpu":
-        return products.sum(dim)
     size = products.shape[dim]
+    if dim == products.ndim - 1 and size <= MAX_TORCH_SUM and products.device.type == "cpu":
+        return products.sum(dim)
     while size > 1:
         kept = (size + 1) // 2
         products.narrow(dim, 0, size - kept).add_(products.narrow(dim, kept, size - kept))
@@ -148,8 +158,9 @@ def _block_sizes(problem: DecodeProblem) -> tuple[int, int, int]:
     """Rows, heads and values of V in one block: whole rows if one fits, else whole heads, else part of V."""
     elements = BLOCK_BYTES["cpu" if problem.device.type == "cpu" else "cuda"] // 4
     v_size = min(problem.V, max(1, elements // problem.K))
-    heads = min(problem.H, max(1, elements // (v_size * problem.K))) if v_size == problem.V else 1
-    rows = min(problem.B, max(1, elements // (heads * v_size * problem.K))) if heads == problem.H else 1
+    pairs = min(MAX_BLOCK_PAIRS, max(1, elements // (v_size * problem.K))) if v_size == problem.V else 1
+    heads = min(problem.H, pairs)
+    rows = min(problem.B, max(1, pairs // heads)) if heads == problem.H else 1
     return rows, heads, v_size
 
 

@@ -117,9 +117,8 @@ def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
     choice = explain(problem, asked)
     if any(verdict.startswith(_REFUSED) for _, verdict in choice.verdicts):
         raise UnsupportedByBackend(f"decode: no installed backend runs this call ({problem.describe()}). {choice}.")
-    raise BackendUnavailable(
-        f"decode: no usable backend for {problem.device.type} tensors. {choice}. Run: python3 -m pip install la-ref"
-    )
+    remedy = "" if "ref" in installed_names() else " Run: python3 -m pip install la-ref"
+    raise BackendUnavailable(f"decode: no usable backend for {problem.device.type} tensors. {choice}.{remedy}")
 
 
 def explain(problem: DecodeProblem, asked: str = AUTO) -> Choice:

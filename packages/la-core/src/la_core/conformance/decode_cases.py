@@ -138,7 +138,19 @@ def _reference_cases() -> tuple[DecodeCase, ...]:
     for heads, groups in ((2, 1), (4, 2), (6, 2), (6, 3), (8, 8), (12, 1), (5, 5)):
         cases.append(replace(_BASE, H=heads, G=groups, seed=3))
     # Batch and pool sizes; one row in a large pool; more rows than any block.
-    for rows, slots in ((1, 1), (1, 500), (2, 3), (16, 16), (17, 33), (32, 40), (33, 40), (64, 70), (130, 150)):
+    for rows, slots in (
+        (1, 1),
+        (1, 500),
+        (2, 3),
+        (16, 16),
+        (17, 33),
+        (32, 40),
+        (33, 40),
+        (64, 70),
+        (130, 150),
+        (300, 310),
+        (513, 520),
+    ):
         cases.append(replace(_BASE, B=rows, P=slots, H=1, seed=4))
     # Strides and alignment, at the batch sizes around which kernels switch.
     for rows in (1, 4, 32, 33):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from la_core.spec.argument_checks import WRITTEN
 from la_core.spec.decode_checks import AXES
 
 Arguments = dict[str, Any]
@@ -191,7 +192,7 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
         "s-transposed",
         _set("s", lambda t: t.transpose(1, 2)),
         "decode: s must be [P*H, V, K] = (12, 128, 64), with the V of v and the K of q; got (12, 64, 128). "
-        "Pass s of that shape.",
+        "Pass s.transpose(1, 2): its strides say how it is stored.",
     ),
     DecodeErrorCase(
         "s_offsets-of-other-rows",
@@ -253,7 +254,12 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
         lambda name: DecodeErrorCase(
             f"{name}-on-another-device",
             _set(name, lambda t: t.to("meta")),
-            f"decode: {name} must be on {{device}}, the device of q; got meta. Pass {name}.to('{{device}}').",
+            f"decode: {name} must be on {{device}}, the device of q; got meta. "
+            + (
+                f"Allocate {name} on {{device}}; a copy would lose the update."
+                if name in WRITTEN
+                else f"Pass {name}.to('{{device}}')."
+            ),
         ),
     ),
     # Strides.
@@ -265,7 +271,7 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
             f"decode: the last dimension of {name} {AXES[name]} must have stride 1; "
             f"got strides {'(256, 128, 2)' if name in ('q', 'k') else '(1024, 256, 2)'}. "
             + (
-                "Allocate out so; its other strides are free."
+                "Allocate out so; a copy would lose the update."
                 if name == "out"
                 else f"Pass {name}.contiguous(); the other strides are free."
             ),
@@ -347,6 +353,17 @@ DECODE_ERROR_CASES: tuple[DecodeErrorCase, ...] = (
         _set("softmax_scale", lambda _: torch.tensor(0.5)),
         "decode: softmax_scale must be a real number or None; got a Tensor. "
         "Pass a Python float, for example softmax_scale=0.125.",
+    ),
+    DecodeErrorCase(
+        "softmax_scale-is-beyond-floats",
+        _set("softmax_scale", lambda _: 10**400),
+        "decode: softmax_scale must fit a float; got 10000000000000000000... Pass a smaller number.",
+    ),
+    DecodeErrorCase(
+        "s-is-sparse",
+        _set("s", lambda t: t.to_sparse()),
+        "decode: s must be a dense tensor [P*H, V, K]; got layout sparse_coo. Allocate s as a dense tensor; "
+        "a copy would lose the update.",
     ),
     DecodeErrorCase(
         "softmax_scale-is-a-bool",

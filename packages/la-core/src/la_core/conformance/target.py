@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,14 @@ from la_core.spec.errors import UnsupportedByBackend
 
 class ConformanceError(AssertionError):
     """A backend did something that the contract does not allow."""
+
+
+class DeclaredRefusal(Exception):
+    """The backend refuses a case, as it declares and with its reason: nothing is wrong, and nothing was tested."""
+
+
+SIZES = ((64, 128), (128, 64), (64, 64), (128, 128), (128, 256), (256, 128), (256, 256), (32, 64), (16, 32), (16, 16))
+"""Pairs of K and V, one of which every backend should run."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +52,19 @@ class Target:
         return load_backend(self.name)
 
     def inputs(self, case: DecodeCase) -> DecodeInputs:
-        """Fresh tensors of a case on this device."""
-        return make_decode_inputs(case, self.device)
+        """Fresh tensors of a case on this device, fitted to the sizes that the backend runs.
+
+        Raises
+        ------
+        DeclaredRefusal
+            The backend runs the case at no size, and really refuses it.
+        """
+        return self._inputs(self.fit(case))
+
+    def fit(self, case: DecodeCase) -> DecodeCase:
+        """The case, or, if the backend does not run its K and V, the same with sizes that it runs."""
+        candidates = (case, *(replace(case, K=k, V=v) for k, v in SIZES))
+        return next((candidate for candidate in candidates if not self.refuses(candidate)), case)
 
     def problem(self, inputs: DecodeInputs) -> DecodeProblem:
         """The facts of the call that `inputs` are for."""
@@ -57,7 +76,7 @@ class Target:
 
     def refuses(self, case: DecodeCase) -> bool:
         """True if the backend declares that it will not run the case."""
-        return self.backend.refusal(self.problem(self.inputs(case))) is not None
+        return self.backend.refusal(self.problem(make_decode_inputs(case, self.device))) is not None
 
     def assert_conforms(self, case: DecodeCase) -> None:
         """The backend runs the case and does what the contract says, or refuses it as it declares.
@@ -67,14 +86,21 @@ class Target:
         ConformanceError
             With a sentence for everything that is wrong.
         """
-        inputs = self.inputs(case)
-        refusal = self.backend.refusal(self.problem(inputs))
-        if refusal is not None:
-            self._assert_refused(inputs, refusal)
+        try:
+            inputs = self._inputs(case)
+        except DeclaredRefusal:
             return
         errors = judge_decode(inputs, self.decode)
         if errors:
             raise ConformanceError(f"{self}, case {case.id}:\n  " + "\n  ".join(errors))
+
+    def _inputs(self, case: DecodeCase) -> DecodeInputs:
+        inputs = make_decode_inputs(case, self.device)
+        refusal = self.backend.refusal(self.problem(inputs))
+        if refusal is not None:
+            self._assert_refused(inputs, refusal)
+            raise DeclaredRefusal(f"{self} {refusal}")
+        return inputs
 
     def _assert_refused(self, inputs: DecodeInputs, refusal: str) -> None:
         try:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO, Choice, chosen_by_context, explain
 from la_core.ops.decode_plan import find_plan, latest
 from la_core.ops.decode_traced import decode_operator
-from la_core.spec.argument_checks import check_number, check_optional_bool, violation
+from la_core.ops.decode_values import (
+    ENV_CHECK_OFFSETS,
+    check_memory,
+    check_offsets_on_gpu,
+    check_traced,
+)
+from la_core.spec.argument_checks import check_number, check_optional_bool
 from la_core.spec.decode_problem import DecodeProblem
-from la_core.spec.state_pool_rules import check_no_shared_memory, check_offset_values
-
-ENV_CHECK_OFFSETS = os.environ.get("LA_CHECK_OFFSETS", "") not in ("", "0")
-"""Whether offset values on a GPU are checked by default, at the price of a synchronisation. Read once at import."""
-
-_TENSORS = ("q", "k", "v", "s", "s_offsets", "decay_scales", "out")
+from la_core.spec.state_pool_rules import check_offset_values
 
 
 def decode(
@@ -88,6 +87,7 @@ def decode(
     (arXiv:2501.08313). Inputs are widened to float32, all arithmetic is float32, each result is rounded once.
     """
     if is_compiling():
+        softmax_scale = check_traced((q, k, v, s, s_offsets, decay_scales, out), softmax_scale, check_offsets)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         decode_operator(q, k, v, s, s_offsets, decay_scales, softmax_scale, out, backend, check_offsets)
@@ -102,7 +102,9 @@ def decode(
             or plan.asked != backend
             or plan.context != chosen_by_context.get()
         ):
-            plan = latest.allocating = find_plan(backend, (q, k, v, s, s_offsets, decay_scales))
+            plan = latest.allocating = find_plan(
+                backend, (q, k, v, s, s_offsets, decay_scales), softmax_scale, check_offsets
+            )
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes = plan.extents
     else:
         plan = latest.given
@@ -112,7 +114,9 @@ def decode(
             or plan.asked != backend
             or plan.context != chosen_by_context.get()
         ):
-            plan = latest.given = find_plan(backend, (q, k, v, s, s_offsets, decay_scales, out))
+            plan = latest.given = find_plan(
+                backend, (q, k, v, s, s_offsets, decay_scales, out), softmax_scale, check_offsets
+            )
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
 
     # What is written must not overlap anything else. Extents that do not meet settle it; the rest is judged exactly.
@@ -126,7 +130,7 @@ def decode(
         or (offsets_start < s_end and s_start < offsets_start + offsets_bytes)
         or (decay_start < s_end and s_start < decay_start + decay_bytes)
     ):
-        _check_memory(q, k, v, s, s_offsets, decay_scales)
+        check_memory((q, k, v, s, s_offsets, decay_scales), plan.disjoint)
     if out is not None:
         out_start = out.data_ptr()
         out_end = out_start + out_bytes
@@ -138,7 +142,7 @@ def decode(
             or (offsets_start < out_end and out_start < offsets_start + offsets_bytes)
             or (decay_start < out_end and out_start < decay_start + decay_bytes)
         ):
-            _check_memory(q, k, v, s, s_offsets, decay_scales, out)
+            check_memory((q, k, v, s, s_offsets, decay_scales, out), plan.disjoint)
 
     if plan.reads_offsets:
         offsets = s_offsets.tolist()
@@ -146,7 +150,7 @@ def decode(
             check_offset_values("decode", offsets, plan.problem.P)
             plan.checked_offsets = offsets
     elif check_offsets or (ENV_CHECK_OFFSETS and check_offsets is None):
-        _check_offsets_on_gpu(s_offsets, plan.problem.P, explicit=bool(check_offsets))
+        check_offsets_on_gpu(s_offsets, plan.problem.P, explicit=bool(check_offsets))
 
     if softmax_scale is None:
         softmax_scale = plan.default_scale
@@ -157,23 +161,6 @@ def decode(
     if plan.run is not None:
         plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
     return out
-
-
-def _check_memory(*tensors: torch.Tensor) -> None:
-    check_no_shared_memory("decode", dict(zip(_TENSORS, tensors, strict=False)))
-
-
-def _check_offsets_on_gpu(s_offsets: torch.Tensor, slots: int, *, explicit: bool) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        if explicit:
-            raise violation(
-                "decode",
-                "check_offsets=True must read s_offsets back, which a CUDA graph capture forbids",
-                "a call on a capturing stream",
-                "Check before the capture, or leave check_offsets out.",
-            )
-        return
-    check_offset_values("decode", s_offsets.tolist(), slots)
 
 
 def explain_choice(problem: DecodeProblem, *, backend: str = AUTO) -> Choice:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from la_core.backends.backend_contract import Backend
 from la_core.backends.choose_backend import check_backend_name, choose_backend, chosen_by_context
 from la_core.backends.discover_backends import when_forgotten
+from la_core.ops.decode_values import check_values
 from la_core.ops.facts_guard import Guard, make_guard
 from la_core.spec.decode_checks import check_decode
 from la_core.spec.decode_problem import DecodeProblem
@@ -34,10 +34,10 @@ class DecodePlan:
 
     Attributes
     ----------
-    problem, backend
-        The facts and who runs them.
+    problem
+        The facts.
     run
-        `backend.decode`, or None for an empty batch.
+        `decode` of the backend that runs them, or None for an empty batch.
     asked, context
         The `backend` argument and the context's default that led to this backend.
     default_scale
@@ -46,6 +46,8 @@ class DecodePlan:
         True if offset values can be read without a synchronisation.
     checked_offsets
         The offsets that passed last: all layers of a model share them, so most calls compare instead of checking.
+    disjoint
+        Arrangements in memory that were found free of overlap although ranges of addresses meet.
     like_v
         True if `empty_like(v)` is contiguous without being told so, which is the faster call.
     extents
@@ -54,10 +56,10 @@ class DecodePlan:
 
     __slots__ = (
         "asked",
-        "backend",
         "checked_offsets",
         "context",
         "default_scale",
+        "disjoint",
         "extents",
         "guard",
         "key",
@@ -67,15 +69,15 @@ class DecodePlan:
         "run",
     )
 
-    def __init__(self, asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> None:
-        problem = check_decode(*tensors)
+    def __init__(self, problem: DecodeProblem, asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> None:
+        backend = choose_backend(problem, asked)
         self.asked = asked
         self.context = context
         self.problem: DecodeProblem = problem
-        self.backend: Backend = choose_backend(problem, asked)
-        self.run: Callable[..., None] | None = self.backend.decode if problem.B > 0 else None
+        self.run: Callable[..., None] | None = backend.decode if problem.B > 0 else None
         self.default_scale = float(problem.K) ** -0.5
         self.reads_offsets = problem.device.type == "cpu"
+        self.disjoint: set[tuple[int, ...]] = set()
         self.checked_offsets: list[int] | None = None
         self.like_v = torch.empty_like(tensors[2]).is_contiguous()
         self.extents = tuple(byte_extent(t.shape, t.stride(), t.element_size()) for t in tensors)
@@ -108,8 +110,12 @@ class LatestPlans:
 latest = LatestPlans()
 
 
-def find_plan(backend: object, tensors: tuple[Any, ...]) -> DecodePlan:
+def find_plan(
+    backend: object, tensors: tuple[Any, ...], softmax_scale: object, check_offsets: bool | None
+) -> DecodePlan:
     """The plan for these arguments: a kept one, or a new one after all checks have passed.
+
+    `softmax_scale` and `check_offsets` decide nothing here, but are checked with the rest if the facts are new.
 
     Raises
     ------
@@ -127,7 +133,10 @@ def find_plan(backend: object, tensors: tuple[Any, ...]) -> DecodePlan:
     if _may_be_known(tensors):
         plan = _plans.get(plan_key(asked, context, tensors))
     if plan is None:
-        plan = DecodePlan(asked, context, tensors)
+        # All that can be wrong with the call is said before a backend is chosen, so that all give the same sentence.
+        problem = check_decode(*tensors)
+        check_values(problem, tensors, softmax_scale, check_offsets)
+        plan = DecodePlan(problem, asked, context, tensors)
         with _lock:
             if len(_plans) >= MAX_PLANS:
                 _plans.clear()

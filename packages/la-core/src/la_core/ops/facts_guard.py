@@ -19,11 +19,12 @@ Guard = Callable[..., bool]
 
 def make_guard(tensors: Sequence[torch.Tensor]) -> Guard | None:
     """A function of as many tensors that is True only if each has type, layout, dtype, device, shape and strides of
-    its counterpart now, and none requires grad while grad mode is on. None if torch does not offer a sound one.
+    its counterpart now, and none requires grad. None if torch does not offer a sound one, or if one of the tensors
+    requires grad: torch's guard compares the flag and not the grad mode, so it would accept them when that changes.
 
     The answer may be False for tensors that do match (in another inference mode, or the same tensor given twice).
     """
-    return _build(tensors) if _probe() else None
+    return _build(tensors) if _probe() and not any(t.requires_grad for t in tensors) else None
 
 
 def _build(tensors: Sequence[torch.Tensor]) -> Guard:

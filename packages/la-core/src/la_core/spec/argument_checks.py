@@ -35,6 +35,15 @@ def show_dtypes(dtypes: Sequence[torch.dtype]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+WRITTEN = ("s", "out")
+"""Arguments that are written: a copy of one would take the result away from the caller."""
+
+
+def _own_or(name: str, how: str, remedy: str) -> str:
+    """The remedy, but for a written argument the advice to allocate it rightly instead of passing a copy."""
+    return f"Allocate {name} {how}; a copy would lose the update." if name in WRITTEN else remedy
+
+
 def check_tensor(op: str, name: str, value: Any, axes: str) -> None:
     """`value` is a dense torch tensor whose memory holds its values."""
     if not isinstance(value, torch.Tensor):
@@ -46,13 +55,14 @@ def check_tensor(op: str, name: str, value: Any, axes: str) -> None:
         )
     if value.layout is not torch.strided:
         layout = str(value.layout).removeprefix("torch.")
-        raise violation(op, f"{name} must be a dense tensor {axes}", f"layout {layout}", f"Pass {name}.to_dense().")
+        remedy = _own_or(name, "as a dense tensor", f"Pass {name}.to_dense().")
+        raise violation(op, f"{name} must be a dense tensor {axes}", f"layout {layout}", remedy)
     if value.is_neg():
         raise violation(
             op,
             f"{name} must hold its own values",
             "a lazily negated view, whose memory has the opposite sign",
-            f"Pass {name}.resolve_neg().",
+            _own_or(name, "without negation", f"Pass {name}.resolve_neg()."),
         )
 
 
@@ -88,20 +98,21 @@ def check_same_device(op: str, name: str, value: torch.Tensor, device: torch.dev
     """`value` lies on the device of `q`."""
     if value.device != device:
         raise violation(
-            op, f"{name} must be on {device}, the device of q", str(value.device), f"Pass {name}.to('{device}')."
+            op,
+            f"{name} must be on {device}, the device of q",
+            str(value.device),
+            _own_or(name, f"on {device}", f"Pass {name}.to('{device}')."),
         )
 
 
 def check_last_stride(op: str, name: str, value: torch.Tensor, axes: str) -> None:
     """The last dimension of `value` is contiguous; a dimension of size 1 has no stride that matters."""
-    if value.shape[-1] > 1 and value.stride(-1) != 1:
+    if value.numel() > 0 and value.shape[-1] > 1 and value.stride(-1) != 1:
         raise violation(
             op,
             f"the last dimension of {name} {axes} must have stride 1",
             f"strides {show_shape(value.stride())}",
-            "Allocate out so; its other strides are free."
-            if name == "out"
-            else f"Pass {name}.contiguous(); the other strides are free.",
+            _own_or(name, "so", f"Pass {name}.contiguous(); the other strides are free."),
         )
 
 
@@ -136,7 +147,10 @@ def check_number(op: str, name: str, value: Any) -> float:
             f"a {type(value).__name__}",
             f"Pass a Python float, for example {name}=0.125.",
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise violation(op, f"{name} must fit a float", f"{str(value)[:20]}..", "Pass a smaller number.") from None
 
 
 def check_optional_bool(op: str, name: str, value: Any) -> None:

@@ -148,6 +148,13 @@ def _check_sizes(op: str, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
             show_shape(s.shape),
             f"Pass a pool of whole slots, {H} rows each.",
         )
+    if K != V and s.shape[1:] == (K, V):
+        raise violation(
+            op,
+            f"s must be {AXES['s']} = {show_shape((s.shape[0], V, K))}, with the V of v and the K of q",
+            show_shape(s.shape),
+            "Pass s.transpose(1, 2): its strides say how it is stored.",
+        )
     check_shape(op, "s", s, AXES["s"], (s.shape[0], V, K), "with the V of v and the K of q")
     check_shape(op, "s_offsets", tensors["s_offsets"], AXES["s_offsets"], (B,), "one slot for each row of q")
     check_shape(op, "decay_scales", tensors["decay_scales"], AXES["decay_scales"], (H,), "one slope for each head of v")

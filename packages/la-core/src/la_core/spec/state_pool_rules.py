@@ -36,6 +36,8 @@ def check_pool_rank(op: str, s: torch.Tensor) -> None:
 def pool_layout(op: str, s: torch.Tensor) -> StateLayout:
     """`"vk"` or `"kv"` for a legal 3-D pool, else the refusal of its strides."""
     rows, v_size, k_size = s.shape
+    if rows == 0:
+        return "vk"
     row_stride, v_stride, k_stride = s.stride()
     # The stride of a dimension of size 1 is never used, so it never decides.
     if (k_size == 1 or k_stride == 1) and (v_size == 1 or v_stride == k_size):
