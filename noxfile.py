@@ -15,8 +15,8 @@ import nox
 from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
-CORE, REF, BENCH = "packages/la-core", "packages/la-ref", "bench"
-DISTRIBUTIONS = (CORE, REF, BENCH)
+CORE, REF, TRITON, BENCH = "packages/la-core", "packages/la-ref", "packages/la-triton", "bench"
+DISTRIBUTIONS = (CORE, REF, TRITON, BENCH)
 REQUIRED_BACKENDS = ("ref",)
 """Backends that must pass on every machine; the others run where they can, and are listed as not run elsewhere."""
 
@@ -55,11 +55,21 @@ def shared_python(session: nox.Session) -> str:
 def tests(session: nox.Session) -> None:
     """The whole conformance suite on every installed backend, and the tests of each package.
 
-    Arguments go to pytest: nox -s tests -- shared_tests --backend NAME
+    On Linux la-triton's suite runs first, on CPU tensors under Triton's interpreter.
+    Arguments go to pytest, and there is one run then: nox -s tests -- shared_tests --backend NAME
     """
     python = shared_python(session)
-    required = [f"--require-backend={name}" for name in REQUIRED_BACKENDS]
-    session.run(python, "-m", "pytest", *(session.posargs or required), external=True)
+    if session.posargs:
+        session.run(python, "-m", "pytest", *session.posargs, external=True)
+        return
+    if sys.platform == "linux":
+        session.run(
+            *(python, "-m", "pytest", "shared_tests", "packages/la-triton"),
+            *("--backend", "triton", "--require-backend", "triton"),
+            env={"TRITON_INTERPRET": "1"},
+            external=True,
+        )
+    session.run(python, "-m", "pytest", *(f"--require-backend={name}" for name in REQUIRED_BACKENDS), external=True)
 
 
 @nox.session(venv_backend="none")
@@ -144,6 +154,15 @@ assert [info.name for info in la_core.list_backends() if info.error is None] == 
 s = torch.zeros(1, 4, 4)
 out = la_core.decode(*[torch.ones(1, 1, 4)] * 3, s, torch.tensor([0]), torch.ones(1), softmax_scale=1.0)
 assert bool((s == 1).all()) and bool((out == 4).all())
+""",
+    TRITON: """
+import la_core, sys, torch
+problem = la_core.DecodeProblem.contiguous(B=1, P=1, H=1, K=64, V=64)
+assert [info.name for info in la_core.list_backends() if info.error is None] == ["triton"]
+assert "set TRITON_INTERPRET=1" in str(la_core.explain_choice(problem, backend="triton"))
+if sys.platform == "linux":
+    from la_triton.compile_offline import main
+    raise SystemExit(main(["sm_90"]))
 """,
     BENCH: """
 import subprocess, sys

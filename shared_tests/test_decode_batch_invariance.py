@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from la_core import use_overlap
 from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs
@@ -95,3 +96,21 @@ def test_offset_dtype_changes_no_bit(target: Target) -> None:
     first, second = (target.inputs(replace(CASES[0], offsets_dtype=d)) for d in (torch.int32, torch.int64))
     assert same_bits(target.decode(first), target.decode(second))
     assert same_bits(first.s, second.s)
+
+
+def test_overlap_with_the_previous_kernel_changes_no_bit(target: Target) -> None:
+    """Layers in a row, each reading what the one before has just written, with slots of their own."""
+
+    def run(enabled: bool) -> list[torch.Tensor]:
+        layers = [target.inputs(DecodeCase(B=8, P=11, H=4, K=128, V=128, seed=seed)) for seed in range(6)]
+        results = []
+        with use_overlap(enabled):
+            for _ in range(3):
+                x = layers[0].q
+                for layer in layers:
+                    x = target.decode(replace(layer, q=x, k=x))
+                    results.append(x.clone())
+        return [*results, *(layer.s for layer in layers)]
+
+    for got, expected in zip(run(True), run(False), strict=True):
+        assert same_bits(got, expected)

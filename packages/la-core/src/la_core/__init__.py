@@ -3,7 +3,7 @@
 Importing this package imports no backend and touches no GPU.
 """
 
-from la_core.backends.choose_backend import Choice, use_backend
+from la_core.backends.choose_backend import Choice, use_backend, use_overlap
 from la_core.backends.discover_backends import BackendInfo, list_backends
 from la_core.decay_slopes import decay_slopes
 from la_core.ops.decode import decode, explain_choice
@@ -27,4 +27,5 @@ __all__ = [
     "explain_choice",
     "list_backends",
     "use_backend",
+    "use_overlap",
 ]

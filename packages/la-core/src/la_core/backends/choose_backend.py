@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from la_core.backends.backend_contract import Backend
 from la_core.backends.discover_backends import KNOWN_NAMES, installed_names, load_backend
@@ -22,8 +24,30 @@ PREFERENCE = {"cuda": KNOWN_NAMES}
 ENV_BACKEND = os.environ.get("LA_BACKEND") or AUTO
 """The process-wide default, read once at import: reading the environment costs more than all checks together."""
 
-chosen_by_context: ContextVar[str] = ContextVar("la_core_backend", default=ENV_BACKEND)
-"""What `backend="auto"` means here and now: set by `use_backend`, `LA_BACKEND` otherwise."""
+
+class CallDefaults(NamedTuple):
+    """What holds for calls here and now.
+
+    Attributes
+    ----------
+    backend
+        What `backend="auto"` means: set by `use_backend`, `LA_BACKEND` otherwise.
+    overlap
+        Whether kernels may start before the previous one has ended: set by `use_overlap`.
+    """
+
+    backend: str
+    overlap: bool
+
+
+@functools.cache
+def call_defaults(backend: str, overlap: bool) -> CallDefaults:
+    """The one object with these values, so that a call can compare by identity."""
+    return CallDefaults(backend, overlap)
+
+
+PROCESS_DEFAULTS = call_defaults(ENV_BACKEND, False)
+current_defaults: ContextVar[CallDefaults] = ContextVar("la_core_defaults", default=PROCESS_DEFAULTS)
 
 
 @dataclass(frozen=True)
@@ -56,11 +80,34 @@ def use_backend(name: str) -> Iterator[None]:
     check_backend_name(name)
     if name != AUTO:
         load_backend(name)
-    token = chosen_by_context.set(name)
+    token = current_defaults.set(call_defaults(name, current_defaults.get().overlap))
     try:
         yield
     finally:
-        chosen_by_context.reset(token)
+        current_defaults.reset(token)
+
+
+@contextlib.contextmanager
+def use_overlap(enabled: bool = True) -> Iterator[None]:
+    """Let calls inside the block overlap with the kernel before them, in this thread or task.
+
+    A backend that can (on GPUs of compute capability 9.0 and newer, by programmatic dependent launch) starts its
+    kernel while the previous one in the stream is still running: states, offsets and slopes are loaded at once,
+    `q`, `k` and `v` only when the previous kernel has ended and its writes are visible. Results are the same bits.
+
+    The caller's duty: the previous kernel in the stream must write neither the slots that a call reads nor its
+    `s_offsets` and `decay_scales`. Two decode calls of one layer in a row break it, calls of different layers do not.
+
+    Parameters
+    ----------
+    enabled
+        False turns it off again inside the block.
+    """
+    token = current_defaults.set(call_defaults(current_defaults.get().backend, bool(enabled)))
+    try:
+        yield
+    finally:
+        current_defaults.reset(token)
 
 
 def check_backend_name(name: object) -> str:
@@ -161,10 +208,10 @@ def _preferred(problem: DecodeProblem) -> tuple[str, ...]:
 
 
 def _resolve(asked: str) -> str:
-    return chosen_by_context.get() if check_backend_name(asked) == AUTO else asked
+    return current_defaults.get().backend if check_backend_name(asked) == AUTO else asked
 
 
 def _named_by(asked: str) -> str:
-    if asked == AUTO and ENV_BACKEND != AUTO and chosen_by_context.get() == ENV_BACKEND:
+    if asked == AUTO and ENV_BACKEND != AUTO and current_defaults.get().backend == ENV_BACKEND:
         return f"LA_BACKEND={ENV_BACKEND}: "
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from la_core.backends.choose_backend import AUTO, Choice, chosen_by_context, explain
+from la_core.backends.choose_backend import AUTO, Choice, current_defaults, explain
 from la_core.ops.decode_plan import find_plan, latest
 from la_core.ops.decode_traced import decode_operator
 from la_core.ops.decode_values import (
@@ -100,7 +100,7 @@ def decode(
             plan is None
             or not plan.guard(q, k, v, s, s_offsets, decay_scales)
             or plan.asked != backend
-            or plan.context != chosen_by_context.get()
+            or plan.defaults is not current_defaults.get()
         ):
             plan = latest.allocating = find_plan(
                 backend, (q, k, v, s, s_offsets, decay_scales), softmax_scale, check_offsets
@@ -112,7 +112,7 @@ def decode(
             plan is None
             or not plan.guard(q, k, v, s, s_offsets, decay_scales, out)
             or plan.asked != backend
-            or plan.context != chosen_by_context.get()
+            or plan.defaults is not current_defaults.get()
         ):
             plan = latest.given = find_plan(
                 backend, (q, k, v, s, s_offsets, decay_scales, out), softmax_scale, check_offsets

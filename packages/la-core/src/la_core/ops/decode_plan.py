@@ -7,13 +7,14 @@ pays for one comparison and for what can differ all the same: memory addresses, 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from la_core.backends.choose_backend import check_backend_name, choose_backend, chosen_by_context
+from la_core.backends.choose_backend import CallDefaults, check_backend_name, choose_backend, current_defaults
 from la_core.backends.discover_backends import when_forgotten
 from la_core.ops.decode_values import check_values
 from la_core.ops.facts_guard import Guard, make_guard
@@ -38,8 +39,8 @@ class DecodePlan:
         The facts.
     run
         `decode` of the backend that runs them, or None for an empty batch.
-    asked, context
-        The `backend` argument and the context's default that led to this backend.
+    asked, defaults
+        The `backend` argument and the defaults of the context that led to this backend.
     default_scale
         `K ** -0.5`.
     reads_offsets
@@ -57,8 +58,8 @@ class DecodePlan:
     __slots__ = (
         "asked",
         "checked_offsets",
-        "context",
         "default_scale",
+        "defaults",
         "disjoint",
         "extents",
         "guard",
@@ -69,10 +70,12 @@ class DecodePlan:
         "run",
     )
 
-    def __init__(self, problem: DecodeProblem, asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self, problem: DecodeProblem, asked: str, defaults: CallDefaults, tensors: tuple[torch.Tensor, ...]
+    ) -> None:
         backend = choose_backend(problem, asked)
         self.asked = asked
-        self.context = context
+        self.defaults = defaults
         self.problem: DecodeProblem = problem
         self.run: Callable[..., None] | None = backend.decode if problem.B > 0 else None
         self.default_scale = float(problem.K) ** -0.5
@@ -81,7 +84,7 @@ class DecodePlan:
         self.checked_offsets: list[int] | None = None
         self.like_v = torch.empty_like(tensors[2]).is_contiguous()
         self.extents = tuple(byte_extent(t.shape, t.stride(), t.element_size()) for t in tensors)
-        self.key = plan_key(asked, context, tensors)
+        self.key = plan_key(asked, defaults, tensors)
         self.guard: Guard = self.new_guard(tensors)
 
     def new_guard(self, tensors: tuple[torch.Tensor, ...]) -> Guard:
@@ -92,7 +95,7 @@ class DecodePlan:
         return guard if guard is not None and guard(*tensors) else self._same_facts
 
     def _same_facts(self, *tensors: torch.Tensor) -> bool:
-        return _may_be_known(tensors) and plan_key(self.asked, self.context, tensors) == self.key
+        return _may_be_known(tensors) and plan_key(self.asked, self.defaults, tensors) == self.key
 
 
 class LatestPlans:
@@ -123,20 +126,20 @@ def find_plan(
         As :func:`la_core.decode`.
     """
     asked = check_backend_name(backend)
-    context = chosen_by_context.get()
+    defaults = current_defaults.get()
     # Engines step through a handful of batch sizes, so q's shape alone nearly always names the plan; its guard decides.
-    hint = (asked, context, len(tensors), getattr(tensors[0], "shape", None))
+    hint = (asked, defaults, len(tensors), getattr(tensors[0], "shape", None))
     plan = _by_hint.get(hint)
     if plan is not None and plan.guard(*tensors):
         return plan
     plan = None
     if _may_be_known(tensors):
-        plan = _plans.get(plan_key(asked, context, tensors))
+        plan = _plans.get(plan_key(asked, defaults, tensors))
     if plan is None:
         # All that can be wrong with the call is said before a backend is chosen, so that all give the same sentence.
-        problem = check_decode(*tensors)
+        problem = dataclasses.replace(check_decode(*tensors), overlap=defaults.overlap)
         check_values(problem, tensors, softmax_scale, check_offsets)
-        plan = DecodePlan(problem, asked, context, tensors)
+        plan = DecodePlan(problem, asked, defaults, tensors)
         with _lock:
             if len(_plans) >= MAX_PLANS:
                 _plans.clear()
@@ -161,11 +164,11 @@ def forget_plans() -> None:
 when_forgotten.append(forget_plans)
 
 
-def plan_key(asked: str, context: str, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+def plan_key(asked: str, defaults: CallDefaults, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     """Everything that a plan depends on, hashable."""
     return (
         asked,
-        context,
+        defaults,
         *[(type(t), t.shape, t.stride(), t.dtype, t.device, t.is_neg()) for t in tensors],
     )
 

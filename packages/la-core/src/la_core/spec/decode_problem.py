@@ -43,6 +43,9 @@ class DecodeProblem:
         Elements between rows and between heads.
     s_row_stride
         Elements between rows of `s`; `V * K` in a dense pool.
+    overlap
+        Whether the kernel may start before the previous one has ended; see :func:`la_core.use_overlap`. A backend
+        that cannot overlap runs the call without.
     """
 
     B: int
@@ -63,6 +66,7 @@ class DecodeProblem:
     v_strides: tuple[int, int]
     out_strides: tuple[int, int]
     s_row_stride: int
+    overlap: bool = False
 
     @classmethod
     def contiguous(

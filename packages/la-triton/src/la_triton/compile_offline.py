@@ -1,0 +1,106 @@
+"""What the compiler makes of a kernel for a named architecture: no GPU needed.
+
+    python -m la_triton.compile_offline sm_90 [sm_80 ...]
+
+prints registers, spills and the widths of state accesses for the kernels of a K = V = 128 model.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from triton.backends.nvidia.compiler import get_ptxas
+
+from la_triton.decode_compile import DecodeCompileKey, compile_decode
+from la_triton.decode_tiles import DecodeTiles
+
+ARCHES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
+"""Architectures that the kernel is checked for."""
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """Facts of a compiled kernel.
+
+    Attributes
+    ----------
+    registers
+        Per thread.
+    spill_bytes
+        Bytes of registers stored to and loaded from local memory.
+    shared_bytes
+        Static shared memory of a block.
+    wide_loads, wide_stores
+        Accesses of global memory of 16 bytes a thread.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    wide_loads: int
+    wide_stores: int
+
+
+def report_kernel(key: DecodeCompileKey) -> KernelReport:
+    """Compile a key and read the report of the assembler."""
+    kernel = compile_decode(key)
+    ptx = kernel.asm["ptx"]
+    target = re.search(r"^\.target (\S+)", ptx, flags=re.MULTILINE)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        done = subprocess.run(
+            [_ptxas(key.arch), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(Path(folder, "kernel.cubin"))],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert registers is not None, done.stderr
+    assert spills is not None, done.stderr
+    return KernelReport(
+        registers=int(registers[1]),
+        spill_bytes=int(spills[1]) + int(spills[2]),
+        shared_bytes=kernel.metadata.shared,
+        wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32", ptx)),
+        wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", ptx)),
+    )
+
+
+def _ptxas(arch: int) -> str:
+    """Triton's own assembler for the architecture; releases differ in how it is asked for."""
+    try:
+        found = get_ptxas(arch)
+    except TypeError:
+        found = get_ptxas()
+    return str(getattr(found, "path", found[0] if isinstance(found, tuple) else found))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the reports for the named architectures, all of `ARCHES` by default."""
+    names = list(sys.argv[1:] if arguments is None else arguments) or list(ARCHES)
+    for name in names:
+        if name not in ARCHES:
+            sys.stderr.write(f"compile_offline: no architecture {name!r}. Known: {', '.join(ARCHES)}.\n")
+            return 2
+        for tiles in (DecodeTiles(4, 1), DecodeTiles(16, 1), DecodeTiles(8, 2)):
+            key = DecodeCompileKey(
+                *(ARCHES[name], torch.bfloat16, torch.float32, torch.bfloat16, torch.int32, 128, 128, "vk", True),
+                tiles=tiles,
+                overlap=False,
+            )
+            sys.stdout.write(f"{name} {tiles}: {report_kernel(key)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""decode as one Triton kernel.
+
+Computes, for every row b with slot p = s_offsets[b] in [0, P) and head h of group g = h // (H // G),
+
+    S'[v,k] = exp(-d[h]) * S[v,k] + v[b,h,v] * k[b,g,k]      S = s[p*H + h], replaced by S'
+    o[b,h,v] = scale * sum_k S'[v,k] * q[b,g,k]
+
+and zero for every other row. Pool [P*H, V, K] with K contiguous ("vk") or V contiguous ("kv").
+
+One program owns `BLOCK_V` rows of V of one (row, head): it loads them once, in 16-byte pieces where the addresses
+allow, keeps them in registers, and stores them once. Programs share nothing, so a row's bits depend on the row alone.
+
+Any K and V from 1 to 256; sizes that are no powers of two are masked. Batch, pool, heads, strides, scale and pointers
+are run-time values: nothing is specialised on them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+ROWS_PER_Z = 32768
+"""Rows on the second axis of the grid, which holds at most 65,535 programs; the rest goes to the third."""
+
+
+@triton.jit
+def _store_rounded(pointers, values, mask, EVICTION: tl.constexpr, EMULATE_ROUNDING: tl.constexpr):
+    """Store float32 values in the pointers' dtype, rounded to nearest even."""
+    dtype: tl.constexpr = pointers.dtype.element_ty
+    if EMULATE_ROUNDING and dtype == tl.bfloat16:
+        # The interpreter cuts float32 to bf16, so round before: add half a unit, and the lowest kept bit for ties.
+        bits = values.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        values = tl.where(values == values, rounded.to(tl.float32, bitcast=True), values)
+    tl.store(pointers, values.to(dtype), mask=mask, eviction_policy=EVICTION)
+
+
+@triton.jit
+def decode_kernel(
+    p_q,  # [B, G, K]
+    p_k,  # [B, G, K]
+    p_v,  # [B, H, V]
+    p_s,  # [P*H, V, K]
+    p_offsets,  # [B]
+    p_decay,  # [H] float32
+    p_o,  # [B, H, V]
+    scale,
+    B,
+    P,
+    H,
+    group,  # H // G
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    o_row,
+    o_head,
+    s_row,
+    NEVER,  # -1, which no index is
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # K, rounded up to a power of two
+    BLOCK_V: tl.constexpr,
+    K_CONTIGUOUS: tl.constexpr,
+    ALIGNED: tl.constexpr,  # rows of states start at multiples of 16 bytes, of q and k at multiples of 4 elements
+    EVICT_FIRST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    EMULATE_ROUNDING: tl.constexpr,
+    ROWS_PER_Z: tl.constexpr,
+    IO_PIECE: tl.constexpr,  # bytes of 4 elements of q and k
+):
+    """The module says what it computes; letters and shapes are those of the parameters above."""
+    BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    i_h = tl.program_id(0) // BLOCKS
+    i_v = tl.program_id(0) % BLOCKS
+    i_b = tl.program_id(1) + tl.program_id(2) * ROWS_PER_Z
+    if OVERLAP:
+        gdc_launch_dependents()
+    o_v = i_v * BLOCK_V + tl.arange(0, BLOCK_V)
+    o_k = tl.arange(0, BLOCK_K)
+    m_v = o_v < V
+    m_k = o_k < K
+    if not ALIGNED:
+        # True for every element, but not known to be: accesses then go element by element. The pieces promised below
+        # only shape the layout, so that sums run in the same order, and give the same bits, whatever the addresses.
+        m_v = m_v & (o_v != NEVER)
+        m_k = m_k & (o_k != NEVER)
+    in_batch = i_b < B
+    row = tl.minimum(i_b, B - 1).to(tl.int64)
+    slot = tl.load(p_offsets + row).to(tl.int64)
+    # Limits instead of a branch: nothing but the state waits for the slot.
+    live = (slot >= 0) & (slot < P) & in_batch
+    if K_CONTIGUOUS:
+        p_S = p_s + (slot * H + i_h) * s_row + (o_v[:, None] * K + o_k[None, :])
+        m_S = (o_v < tl.where(live, V, 0))[:, None] & (o_k[None, :] >= 0)
+        if not ALIGNED or K != BLOCK_K:
+            m_S = m_S & m_k[None, :]
+    else:
+        p_S = p_s + (slot * H + i_h) * s_row + (o_k[:, None] * V + o_v[None, :])
+        m_S = (o_k < tl.where(live, K, 0))[:, None] & (o_v[None, :] >= 0)
+        if not ALIGNED or V % BLOCK_V != 0:
+            m_S = m_S & m_v[None, :]
+    EVICTION: tl.constexpr = "evict_first" if EVICT_FIRST else ""
+    p_S = tl.multiple_of(p_S, [1, 16])
+    b_S = tl.load(p_S, mask=m_S, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+    alpha = tl.exp(-tl.load(p_decay + i_h))
+    i_g = (i_h // group).to(tl.int64)
+    p_k = tl.multiple_of(p_k + row * k_row + i_g * k_head + o_k, IO_PIECE)
+    p_q = tl.multiple_of(p_q + row * q_row + i_g * q_head + o_k, IO_PIECE)
+    p_v = p_v + row * v_row + i_h * v_head + o_v
+    p_out = p_o + row * o_row + i_h * o_head + o_v
+    if OVERLAP:
+        gdc_wait()
+    b_k = tl.load(p_k, mask=m_k, other=0.0).to(tl.float32)
+    b_q = tl.load(p_q, mask=m_k, other=0.0).to(tl.float32)
+    b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
+    # Fused where it says so and nowhere else: left to itself, the compiler fuses in one variant and not in another.
+    if K_CONTIGUOUS:
+        b_S = tl.fma(b_v[:, None] + tl.zeros_like(b_S), b_k[None, :] + tl.zeros_like(b_S), alpha * b_S)
+        b_o = tl.sum(b_S * b_q[None, :], axis=1)
+    else:
+        b_S = tl.fma(b_v[None, :] + tl.zeros_like(b_S), b_k[:, None] + tl.zeros_like(b_S), alpha * b_S)
+        b_o = tl.sum(b_S * b_q[:, None], axis=0)
+    _store_rounded(p_S, b_S, m_S, EVICTION, EMULATE_ROUNDING)
+    b_o = tl.where(live, b_o * scale, 0.0)
+    _store_rounded(p_out, b_o, o_v < tl.where(in_batch, V, 0), "", EMULATE_ROUNDING)
