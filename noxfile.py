@@ -86,8 +86,9 @@ def report(session: nox.Session) -> None:
 def costs(session: nox.Session) -> None:
     """Cost of a call from Python: within 3 times torch.add. Cost of la-ref on this CPU: within 4 times `s.mul_(a)`.
 
-    How fast `mul_` runs over 64 MiB depends on the pages that a process happens to get, by a factor of two on some
-    machines. So la-ref is measured in up to three processes, and the best of them counts.
+    Both take turns over the states of one pool of 64 slots. How fast `mul_` runs over them depends on the pages that a
+    process happens to get, so la-ref is measured in up to three processes, and the best of them counts. Over cold
+    states, which are printed too, `mul_` is at times nearly twice as fast, and la-ref then takes up to 5 times as long.
     """
     python = shared_python(session)
     session.run(python, "-m", "la_bench", "host", "--max-ratio", "3", external=True)

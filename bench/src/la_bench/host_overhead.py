@@ -17,7 +17,6 @@ import torch
 from la_bench.timing import Spread, Tick, spread
 from la_core import decode, use_backend
 from la_core.backends.discover_backends import ENTRY_POINT_GROUP, forget_backends
-from la_core.ops.decode_plan import forget_plans
 
 H, SIZE, POOL_SLOTS = 8, 128, 96
 CALLS_PER_SAMPLE = 240
@@ -156,4 +155,3 @@ def _fused(rows: int, pool: torch.Tensor, slopes: torch.Tensor) -> dict[str, Any
 def _look_again() -> None:
     importlib.invalidate_caches()
     forget_backends()
-    forget_plans()
