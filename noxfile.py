@@ -84,11 +84,11 @@ def report(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def costs(session: nox.Session) -> None:
-    """Cost of a call from Python: within 3 times torch.add. Cost of la-ref on this CPU: within 4 times `s.mul_(a)`.
+    """Cost of a call from Python: within 3 times torch.add. Cost of la-ref on this CPU, against `s.mul_(a)`.
 
-    Both take turns over the states of one pool of 64 slots. How fast `mul_` runs over them depends on the pages that a
-    process happens to get, so la-ref is measured in up to three processes, and the best of them counts. Over cold
-    states, which are printed too, `mul_` is at times nearly twice as fast, and la-ref then takes up to 5 times as long.
+    The limit of 4 holds where both take turns over one pool of 64 slots; the best of three processes counts, since
+    `mul_` depends on the pages that a process happens to get. The other arrangements are printed without a limit: there
+    la-ref can take more than 4 times as long.
     """
     python = shared_python(session)
     session.run(python, "-m", "la_bench", "host", "--max-ratio", "3", external=True)

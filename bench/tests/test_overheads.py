@@ -88,8 +88,9 @@ def test_ref_limit(limit: str, status: int, capsys: pytest.CaptureFixture[str]) 
     assert main(["ref", "--rounds", "2", "--max-ratio", limit]) == status
     printed = capsys.readouterr().out
     assert ("OVER THE LIMIT" in printed) == (status == 1)
-    assert "cold: " in printed
-    assert "warm: " in printed
+    assert "in turn, cold: " in printed
+    assert "in turn: one pool" in printed
+    assert "each in a loop: " in printed
 
 
 @pytest.mark.usefixtures("small_pools")

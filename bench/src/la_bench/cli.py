@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-ratio",
         type=_positive,
         metavar="X",
-        help="exit with status 1 if decode exceeds X times mul_ in one pool of 64 slots",
+        help="exit with status 1 if decode exceeds X times mul_, in turn over one pool of 64 slots",
     )
     ref.add_argument("--blocks", action="store_true", help="sweep la-ref's block size instead")
     ref.add_argument("--rounds", type=_count, default=30, metavar="N", help="samples of each (default: 30)")

@@ -17,6 +17,9 @@ B, H, SIZE = 64, 16, 128
 COLD_BATCHES = 11
 """Batches of slots in the cold pool, 64 MiB of states each. A prime, so that whatever takes turns meets them all."""
 
+IN_TURN = "in turn: one pool of 64 slots"
+"""The arrangement that a limit applies to."""
+
 BLOCK_SIZES = tuple(mebi << 20 for mebi in (1, 2, 4, 8, 16))
 
 
@@ -56,14 +59,19 @@ class _States:
 
 
 def measure_ref(rounds: int, tick: Tick = lambda done: None) -> list[RefCost]:
-    """Decode and `mul_` over the same states in turn: cold states, then states that the other has just touched."""
-    costs = []
-    for part, (name, batches) in enumerate(
-        ((f"cold: {COLD_BATCHES} batches of slots in turn", COLD_BATCHES), ("warm: one pool of 64 slots", 1))
-    ):
-        states = _States(batches)
-        taken = _interleave({"decode": states.decode, "mul": states.mul}, rounds, part_of(tick, part, 2))
-        costs.append(RefCost(name, taken["decode"], taken["mul"]))
+    """Decode and `mul_` over the same states, in three arrangements: in turn over cold states, in turn over one pool of
+    64 slots, and each in a loop of its own over that pool, where `mul_` finds most of it in the cache.
+    """
+    cold, one_pool = _States(COLD_BATCHES), _States(1)
+    taken = _interleave({"decode": cold.decode, "mul": cold.mul}, rounds, part_of(tick, 0, 3))
+    costs = [RefCost(f"in turn, cold: {COLD_BATCHES} batches of slots", taken["decode"], taken["mul"])]
+    both = {"decode": one_pool.decode, "mul": one_pool.mul}
+    taken = _interleave(both, rounds, part_of(tick, 1, 3))
+    costs.append(RefCost(IN_TURN, taken["decode"], taken["mul"]))
+    taken = {}
+    for name, run in both.items():
+        taken |= _interleave({name: run}, rounds, part_of(tick, 2, 3))
+    costs.append(RefCost("each in a loop: one pool of 64 slots", taken["decode"], taken["mul"]))
     return costs
 
 
