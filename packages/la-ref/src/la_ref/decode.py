@@ -7,20 +7,23 @@ Computes, for every row b with slot p = s_offsets[b] in [0, P) and head h of gro
 
 and zero for every other row. Pool [P*H, V, K] with K or V contiguous; states are worked on in the order of memory.
 
-The batch is cut into blocks of rows (and of heads and V, when one row is larger than a block). A block's states are
-gathered from the pool, updated, scattered back, multiplied by q and summed over K. Everything but that sum is
-elementwise, so a result depends on nothing but its operands: a row gives the same bits in every batch and at every
-position. The sum is torch's where its order is known to depend on K alone (along contiguous memory on a CPU), and a
-tree of elementwise additions elsewhere; a matrix product would pick its order by the number of rows.
+The batch is cut into chunks of rows (and of heads, when one row is larger than a chunk), a chunk into blocks of
+(row, head) pairs (and of V, when one pair is larger than a block). A block's states are gathered from the pool,
+updated, scattered back, multiplied by q and summed over K. Everything but that sum is elementwise, so a result depends
+on nothing but its operands: a row gives the same bits in every batch and at every position. The sum is torch's where
+its order is known to depend on K alone (along contiguous memory on a CPU), and a tree of elementwise additions
+elsewhere; a matrix product would pick its order by the number of rows.
 
-On a GPU nothing can be read back without a synchronisation, so padding rows cannot be left out of a block. They
-repeat the block's first live row instead, and write the same bits to the same slot. A block without a live row
-writes the own bits of the batch's first live row's slot back; only a batch of nothing but padding does so to slot 0.
+On a GPU nothing can be read back without a synchronisation, so padding rows cannot be left out of a chunk. They
+repeat the chunk's first live row instead, and write the same bits to the same slot; there a chunk is one block, since
+in another block that row's state would have been updated already. A chunk without a live row writes the own bits of
+the batch's first live row's slot back; only a batch of nothing but padding does so to slot 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -30,11 +33,14 @@ BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 12 << 20}
 """Float32 bytes of the states in one block. CPU: a block stays in cache between its passes, and fewer, larger blocks
 cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at once, within 64 MiB."""
 
+CHUNK_BYTES = 8 << 20
+"""Float32 bytes of q, k, v and the output in one chunk, on a CPU. A GPU's chunk is one block."""
+
 MAX_TORCH_SUM = 16384
 """Longest sum left to torch: beyond 32768 it splits the sum of a single output among threads."""
 
-MAX_BLOCK_PAIRS = 1 << 17
-"""Most (row, head) pairs in a block, so that their indices stay small beside states of few elements."""
+MAX_PAIRS = 1 << 17
+"""Most (row, head) pairs in a block or chunk, so that their indices stay small beside states of few elements."""
 
 
 @torch.inference_mode()
@@ -59,117 +65,164 @@ def decode(
     slots = s_offsets.long()
     live = (slots >= 0) & (slots < problem.P)
     # exp in float64, rounded once: exact to half an ulp on every device.
-    alpha = torch.exp(-decay_scales.double()).float()[:, None, None]  # [H, 1, 1]
+    alpha = torch.exp(-decay_scales.double()).float()
     all_heads = torch.arange(problem.H, device=q.device)
-    rows_per_block, heads_per_block, v_per_block = _block_sizes(problem)
-    # One buffer for all blocks: fresh memory of this size costs more in page faults than the copy into it.
-    scratch = torch.empty(rows_per_block * heads_per_block * v_per_block * problem.K, dtype=s.dtype, device=s.device)
-
-    if problem.device.type == "cpu":
-        blocks = _live_blocks(live, rows_per_block, out)
-    else:
-        blocks = _full_blocks(live, rows_per_block)
-    for target, source, mask in blocks:
+    cut = _cut(problem)
+    scratch = _scratch(problem, cut)
+    chunks = _live_chunks(live, cut.rows, out) if _can_read_back(problem) else _full_chunks(live, cut.rows)
+    for target, source, mask in chunks:
         q_rows, k_rows, v_rows, slot_rows = q[source], k[source], v[source], slots[source]
         if mask is not None:
             slot_rows = slot_rows.clamp(0, problem.P - 1)
-        for h in range(0, problem.H, heads_per_block):
-            heads = all_heads[h : h + heads_per_block]
-            pool_rows = torch.add(heads, slot_rows[:, None], alpha=problem.H).flatten()
-            q_heads, k_heads = (_of_heads(t, heads, problem) for t in (q_rows, k_rows))
-            v_heads = v_rows[:, h : h + heads_per_block].float()
-            alpha_heads = alpha[h : h + heads_per_block]
-            for start in range(0, problem.V, v_per_block):
-                some = slice(start, start + v_per_block)
-                result = _step(
-                    problem, s[:, some], pool_rows, alpha_heads, q_heads, k_heads, v_heads[:, :, some], mask, scratch
-                ).mul_(softmax_scale)
-                if mask is not None:
-                    result = torch.where(mask[:, None, None], result, 0.0)
-                out[:, h : h + heads_per_block, some][target] = result.to(out.dtype)
+        for h in range(0, problem.H, cut.heads):
+            heads = all_heads[h : h + cut.heads]
+            result = _decode_chunk(
+                problem,
+                cut,
+                s,
+                torch.add(heads, slot_rows[:, None], alpha=problem.H).flatten(),
+                alpha[heads].repeat(slot_rows.shape[0]),
+                _of_heads(q_rows, heads, problem),
+                _of_heads(k_rows, heads, problem),
+                v_rows[:, h : h + cut.heads].float().flatten(0, 1),
+                mask,
+                scratch,
+            )
+            result = result.mul_(softmax_scale).view(-1, heads.shape[0], problem.V)
+            if mask is not None:
+                result = torch.where(mask[:, None, None], result, 0.0)
+            out[:, h : h + cut.heads][target] = result.to(out.dtype)
 
 
-def _step(
+def _decode_chunk(
     problem: DecodeProblem,
-    s: torch.Tensor,  # [P*H, v, K]
-    pool_rows: torch.Tensor,  # [r*h]
-    alpha: torch.Tensor,  # [h, 1, 1]
-    q: torch.Tensor,  # [r, h, K] float32
-    k: torch.Tensor,  # [r, h, K] float32
-    v: torch.Tensor,  # [r, h, v] float32
-    mask: torch.Tensor | None,  # [r]
-    scratch: torch.Tensor,  # [>= r*h*v*K], dtype of s
+    cut: _Cut,
+    s: torch.Tensor,  # [P*H, V, K]
+    pool_rows: torch.Tensor,  # [n]
+    alpha: torch.Tensor,  # [n]
+    q: torch.Tensor,  # [n, K] float32
+    k: torch.Tensor,  # [n, K] float32
+    v: torch.Tensor,  # [n, V] float32
+    mask: torch.Tensor | None,  # [rows]
+    scratch: _Scratch,
 ) -> torch.Tensor:
-    """Update the states of r rows and h heads in place; returns `S' @ q` [r, h, v] in float32."""
-    r, h = q.shape[:2]
-    if problem.state_layout == "vk":
-        k_dim = 3
-        q, k, v = q[:, :, None, :], k[:, :, None, :], v[:, :, :, None]
-    else:
-        s, k_dim = s.transpose(1, 2), 2
-        q, k, v = q[:, :, :, None], k[:, :, :, None], v[:, :, None, :]
-    # The states as the pool holds them, in the order of memory.
-    stored = scratch[: r * h * s.shape[1] * s.shape[2]].view(r * h, *s.shape[1:])
-    torch.index_select(s, 0, pool_rows, out=stored)
-    state = stored.view(r, h, *s.shape[1:])
-    updated = state.float() if mask is None else state.to(torch.float32, copy=True)
-    updated.mul_(alpha).addcmul_(v, k)
-    if mask is not None:
-        state.copy_(torch.where(mask.any(), updated.to(s.dtype), state))
-    elif updated is not state:
-        state.copy_(updated)
-    _scatter(s, pool_rows, stored)
-    # Where state and arithmetic are both float32, `updated` is `stored` itself: the pool has its values by now.
-    return _sum_over_k(updated.mul_(q), k_dim)
+    """Update the states of n (row, head) pairs in place; returns `S' @ q` [n, V] in float32."""
+    result = torch.empty(q.shape[0], problem.V, device=q.device)
+    pairs = list(zip(*(torch.split(t, cut.pairs) for t in (pool_rows, alpha, q, k, v, result)), strict=True))
+    for start in range(0, problem.V, cut.v):
+        some = slice(start, start + cut.v)
+        k_dim = 2 if problem.state_layout == "vk" else 1
+        # The states as the pool holds them, in the order of memory.
+        states = s[:, some] if k_dim == 2 else s[:, some].transpose(1, 2)
+        pool = _in_wide_elements(states)
+        in_place = scratch.updated is scratch.stored
+        for pool_rows, alpha, q, k, v, result_block in pairs:
+            shape = torch.Size((q.shape[0], *states.shape[1:]))
+            stored, updated = (flat[: shape.numel()].view(shape) for flat in scratch)
+            in_pool = stored.view(pool.dtype)
+            torch.index_select(pool, 0, pool_rows, out=in_pool)
+            if not in_place:
+                updated.copy_(stored)
+            v_block = v[:, some].unsqueeze(k_dim)
+            q_block, k_block = q.unsqueeze(3 - k_dim), k.unsqueeze(3 - k_dim)
+            updated.mul_(alpha[:, None, None]).addcmul_(v_block, k_block)
+            if mask is not None:
+                stored.copy_(torch.where(mask.any(), updated.to(s.dtype), stored))
+            elif not in_place:
+                stored.copy_(updated)
+            pool.index_put_((pool_rows,), in_pool)
+            # Where both are float32 on a CPU, `updated` is `stored` itself: the pool has its values by now.
+            _sum_over_k(updated.mul_(q_block), k_dim, result_block[:, some])
+    return result
 
 
-def _sum_over_k(products: torch.Tensor, dim: int) -> torch.Tensor:
-    """Sum over `dim` in an order that depends on its size alone; may overwrite `products`."""
+def _sum_over_k(products: torch.Tensor, dim: int, result: torch.Tensor) -> None:
+    """Sum over `dim` into `result`, in an order that depends on its size alone; may overwrite `products`."""
     size = products.shape[dim]
     if dim == products.ndim - 1 and size <= MAX_TORCH_SUM and products.device.type == "cpu":
-        return products.sum(dim)
+        torch.sum(products, dim, out=result)
+        return
     while size > 1:
         kept = (size + 1) // 2
         products.narrow(dim, 0, size - kept).add_(products.narrow(dim, kept, size - kept))
         size = kept
-    return products.select(dim, 0)
+    result.copy_(products.select(dim, 0))
 
 
-def _scatter(s: torch.Tensor, pool_rows: torch.Tensor, states: torch.Tensor) -> None:
-    """`s[pool_rows] = states`, bit for bit."""
-    if s.device.type == "cpu":
-        # torch copies element by element here, so elements of 16 bytes take a third of the time of 4 (same bits).
-        wide = torch.complex128
-        per_wide = wide.itemsize // s.element_size()
-        sizes = (s.storage_offset(), *s.stride()[:-1], s.shape[-1])
-        if s.stride(-1) == 1 and s.data_ptr() % wide.itemsize == 0 and not any(n % per_wide for n in sizes):
-            s, states = s.view(wide), states.view(wide)
-    s.index_put_((pool_rows,), states)
+def _in_wide_elements(s: torch.Tensor) -> torch.Tensor:
+    """The same states in elements of 16 bytes, where a CPU allows it.
+
+    torch scatters element by element there: 16 bytes at a time take a third of the time of 4, and keep every bit.
+    """
+    wide = torch.complex128
+    per_wide = wide.itemsize // s.element_size()
+    sizes = (s.storage_offset(), *s.stride()[:-1], s.shape[-1])
+    if (
+        s.device.type == "cpu"
+        and s.stride(-1) == 1
+        and s.data_ptr() % wide.itemsize == 0
+        and not any(n % per_wide for n in sizes)
+    ):
+        return s.view(wide)
+    return s
 
 
 def _of_heads(rows: torch.Tensor, heads: torch.Tensor, problem: DecodeProblem) -> torch.Tensor:
-    """float32 q or k [r, G, K] as every head of `heads` sees it: [r, h, K]."""
-    if problem.G == problem.H == heads.shape[0]:
-        return rows.float()
-    return rows[:, heads // (problem.H // problem.G)].float()
+    """Rows of q or k [r, G, K] as every head of `heads` sees it, in float32: [r * h, K]."""
+    if not problem.G == problem.H == heads.shape[0]:
+        rows = rows[:, heads // (problem.H // problem.G)]
+    return rows.float().flatten(0, 1)
 
 
-def _block_sizes(problem: DecodeProblem) -> tuple[int, int, int]:
-    """Rows, heads and values of V in one block: whole rows if one fits, else whole heads, else part of V."""
+class _Cut(NamedTuple):
+    """How a batch is cut: a chunk is `rows` x `heads`, a block in it `pairs` (row, head) pairs x `v` values of V."""
+
+    rows: int
+    heads: int
+    pairs: int
+    v: int
+
+
+def _cut(problem: DecodeProblem) -> _Cut:
+    """Whole rows to a chunk if one fits, else whole heads; whole pairs to a block if one fits, else part of V."""
     elements = BLOCK_BYTES["cpu" if problem.device.type == "cpu" else "cuda"] // 4
-    v_size = min(problem.V, max(1, elements // problem.K))
-    pairs = min(MAX_BLOCK_PAIRS, max(1, elements // (v_size * problem.K))) if v_size == problem.V else 1
-    heads = min(problem.H, pairs)
-    rows = min(problem.B, max(1, pairs // heads)) if heads == problem.H else 1
-    return rows, heads, v_size
+    v = min(problem.V, max(1, elements // problem.K))
+    pairs = min(MAX_PAIRS, max(1, elements // (v * problem.K))) if v == problem.V else 1
+    in_chunk = pairs
+    if _can_read_back(problem):
+        in_chunk = min(MAX_PAIRS, max(pairs, CHUNK_BYTES // (8 * (problem.K + problem.V))))
+    heads = min(problem.H, in_chunk)
+    rows = min(problem.B, max(1, in_chunk // heads)) if heads == problem.H else 1
+    return _Cut(rows, heads, min(pairs, rows * heads), v)
 
 
-_Block = tuple[slice | torch.Tensor, slice | torch.Tensor, torch.Tensor | None]
+class _Scratch(NamedTuple):
+    """The buffers of a block, flat; one and the same where the pool's dtype is float32 and nothing is masked."""
+
+    stored: torch.Tensor  # as the pool holds the states
+    updated: torch.Tensor  # float32
+
+
+def _can_read_back(problem: DecodeProblem) -> bool:
+    """Whether Python can look at offsets without a synchronisation, and so leave padding rows out."""
+    return problem.device.type == "cpu"
+
+
+def _scratch(problem: DecodeProblem, cut: _Cut) -> _Scratch:
+    """Made once for all blocks: fresh memory of this size costs more in page faults than the copy into it."""
+    size = cut.pairs * cut.v * problem.K
+    updated = torch.empty(size, device=problem.device)
+    if problem.state_dtype == torch.float32 and _can_read_back(problem):
+        return _Scratch(updated, updated)
+    return _Scratch(torch.empty(size, dtype=problem.state_dtype, device=problem.device), updated)
+
+
+_Chunk = tuple[slice | torch.Tensor, slice | torch.Tensor, torch.Tensor | None]
 """Rows of `out` to write, rows of the inputs to read, and which of them are live (None: all)."""
 
 
-def _live_blocks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_Block]:
-    """CPU: blocks of live rows only; clears the output of the others."""
+def _live_chunks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_Chunk]:
+    """CPU: chunks of live rows only; clears the output of the others."""
     if bool(live.all()):
         for start in range(0, live.shape[0], size):
             rows = slice(start, start + size)
@@ -180,8 +233,8 @@ def _live_blocks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_
         yield some, some, None
 
 
-def _full_blocks(live: torch.Tensor, size: int) -> Iterator[_Block]:
-    """GPU: blocks of all rows; in each, padding rows read what its first live row reads, or the batch's."""
+def _full_chunks(live: torch.Tensor, size: int) -> Iterator[_Chunk]:
+    """GPU: chunks of all rows; in each, padding rows read what its first live row reads, or the batch's."""
     first = live.int().argmax()
     for start in range(0, live.shape[0], size):
         mask = live[start : start + size]
