@@ -21,6 +21,11 @@ CASES = [
     DecodeCase(B=40, P=40, H=6, G=2, K=64, V=64, offsets=ALL, io_dtype=torch.float32),
     DecodeCase(B=40, P=40, H=1, K=96, V=1, offsets=ALL, io_dtype=torch.float32),
 ]
+LARGE = [
+    DecodeCase(B=40, P=40, H=2, K=256, V=256, offsets=ALL, out_dtype=torch.float32),
+    DecodeCase(B=40, P=40, H=2, K=256, V=256, offsets=ALL, out_dtype=torch.float32, state_layout="kv"),
+]
+"""A state takes 256 KiB, so that a kernel which is cut by the size of the batch is cut in more than one way here."""
 
 
 def _of_rows(inputs: DecodeInputs, rows: list[int], pool_rows: int, slots: list[int]) -> DecodeInputs:
@@ -46,7 +51,7 @@ def _of_rows(inputs: DecodeInputs, rows: list[int], pool_rows: int, slots: list[
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", CASES + LARGE, ids=lambda case: case.id)
 def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase) -> None:
     whole = target.inputs(case)
     original = target.inputs(case)

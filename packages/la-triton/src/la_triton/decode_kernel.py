@@ -66,7 +66,8 @@ def decode_kernel(
     BLOCK_V: tl.constexpr,
     K_CONTIGUOUS: tl.constexpr,
     ALIGNED: tl.constexpr,  # rows of states start at multiples of 16 bytes, of q and k at multiples of 4 elements
-    EVICT_FIRST: tl.constexpr,
+    LOAD_EVICTION: tl.constexpr,  # priority of states in the L2 cache as they are read, and as they are written
+    STORE_EVICTION: tl.constexpr,
     OVERLAP: tl.constexpr,
     EMULATE_ROUNDING: tl.constexpr,
     ROWS_PER_Z: tl.constexpr,
@@ -103,9 +104,8 @@ def decode_kernel(
         m_S = (o_k < tl.where(live, K, 0))[:, None] & (o_v[None, :] >= 0)
         if not ALIGNED or V % BLOCK_V != 0:
             m_S = m_S & m_v[None, :]
-    EVICTION: tl.constexpr = "evict_first" if EVICT_FIRST else ""
     p_S = tl.multiple_of(p_S, [1, 16])
-    b_S = tl.load(p_S, mask=m_S, other=0.0, eviction_policy=EVICTION).to(tl.float32)
+    b_S = tl.load(p_S, mask=m_S, other=0.0, eviction_policy=LOAD_EVICTION).to(tl.float32)
     alpha = tl.exp(-tl.load(p_decay + i_h))
     i_g = (i_h // group).to(tl.int64)
     p_k = tl.multiple_of(p_k + row * k_row + i_g * k_head + o_k, IO_PIECE)
@@ -119,11 +119,11 @@ def decode_kernel(
     b_v = tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
     # Fused where it says so and nowhere else: left to itself, the compiler fuses in one variant and not in another.
     if K_CONTIGUOUS:
-        b_S = tl.fma(b_v[:, None] + tl.zeros_like(b_S), b_k[None, :] + tl.zeros_like(b_S), alpha * b_S)
-        b_o = tl.sum(b_S * b_q[None, :], axis=1)
+        b_v, b_k, b_q = b_v[:, None], b_k[None, :], b_q[None, :]
     else:
-        b_S = tl.fma(b_v[None, :] + tl.zeros_like(b_S), b_k[:, None] + tl.zeros_like(b_S), alpha * b_S)
-        b_o = tl.sum(b_S * b_q[:, None], axis=0)
-    _store_rounded(p_S, b_S, m_S, EVICTION, EMULATE_ROUNDING)
+        b_v, b_k, b_q = b_v[None, :], b_k[:, None], b_q[:, None]
+    b_S = tl.fma(tl.broadcast_to(b_v, b_S.shape), tl.broadcast_to(b_k, b_S.shape), alpha * b_S)
+    _store_rounded(p_S, b_S, m_S, STORE_EVICTION, EMULATE_ROUNDING)
+    b_o = tl.sum(b_S * b_q, axis=1 if K_CONTIGUOUS else 0)
     b_o = tl.where(live, b_o * scale, 0.0)
     _store_rounded(p_out, b_o, o_v < tl.where(in_batch, V, 0), "", EMULATE_ROUNDING)

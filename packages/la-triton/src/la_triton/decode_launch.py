@@ -30,7 +30,17 @@ def kernels_made() -> int:
 class DecodeLaunch:
     """A problem's grid, its arguments that are numbers, and its kernels for aligned and for other addresses."""
 
-    __slots__ = ("_by_alignment", "grid", "index", "io_mask", "numbers", "problem", "stream_of", "strides_aligned")
+    __slots__ = (
+        "_by_alignment",
+        "grid",
+        "index",
+        "io_mask",
+        "numbers",
+        "problem",
+        "stream_of",
+        "strides_aligned",
+        "tiles",
+    )
 
     def __init__(self, problem: DecodeProblem, tiles: DecodeTiles | None = None) -> None:
         tiles = tiles or choose_decode_tiles(problem)
@@ -46,12 +56,13 @@ class DecodeLaunch:
             and all(stride % 4 == 0 for stride in (*problem.q_strides, *problem.k_strides))
         )
         self.stream_of: Callable[[int], int] = triton.runtime.driver.active.get_current_stream
-        alignments = (True, False) if self.strides_aligned else (False,)
-        self._by_alignment = {aligned: self._prepare(tiles, aligned=aligned) for aligned in alignments}
+        self.tiles = tiles
+        self._by_alignment: list[tuple[Any, ...] | None] = [None, None]
 
-    def _prepare(self, tiles: DecodeTiles, *, aligned: bool) -> tuple[Any, ...]:
+    def _prepare(self, aligned: bool) -> tuple[Any, ...]:
+        """The kernel for aligned or for other addresses, made when the first such call comes."""
         major, minor = self.problem.arch or (0, 0)
-        key = decode_compile_key(self.problem, 10 * major + minor, tiles, aligned=aligned)
+        key = decode_compile_key(self.problem, 10 * major + minor, self.tiles, aligned=aligned)
         with _lock:
             kernel = _kernels.get((self.index, key))
             if kernel is None:
@@ -59,7 +70,9 @@ class DecodeLaunch:
                 _kernels[self.index, key] = kernel
             with torch.cuda.device(self.index):
                 run = kernel.run  # the first access loads the machine code onto the current device
-        return run, kernel.function, kernel.packed_metadata, tuple(kernel_constants(key).values())
+        prepared = run, kernel.function, kernel.packed_metadata, tuple(kernel_constants(key).values())
+        self._by_alignment[aligned] = prepared
+        return prepared
 
     def __call__(
         self,
@@ -75,7 +88,7 @@ class DecodeLaunch:
         """Launch on the current stream of the problem's device."""
         q_start, k_start, s_start = q.data_ptr(), k.data_ptr(), s.data_ptr()
         aligned = self.strides_aligned and not (s_start & 15 or (q_start | k_start) & self.io_mask)
-        run, function, metadata, constants = self._by_alignment[aligned]
+        run, function, metadata, constants = self._by_alignment[aligned] or self._prepare(aligned)
         index = self.index
         # Addresses as numbers: for a tensor Triton's launcher would call its method and ask the driver about it.
         arguments = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from la_core.spec.decode_problem import DecodeProblem
 
@@ -10,9 +11,13 @@ KIB = 1024
 UNIT = 64 * KIB
 """A state of K = V = 128 in float32: work is counted in these."""
 
+WARP_BYTES = 512
+"""What a warp reads at a time, 16 bytes in each thread."""
 
 MOST_ELEMENTS = 2048
-"""Values of a state in one program: 64 registers in each thread of a warp, beside what computing on them takes."""
+"""Values of a state in one warp: 64 registers in each thread, beside what computing on them takes."""
+
+Eviction = Literal["", "evict_first", "evict_last"]
 
 
 @dataclass(frozen=True)
@@ -25,57 +30,84 @@ class DecodeTiles:
         Rows of V that it owns, a power of two.
     num_warps
         Warps that share them.
-    evict_first
-        Whether its states leave the L2 cache first.
+    eviction
+        When its states leave the L2 cache: before other lines, after them, or like them. `"evict_last"` marks what is
+        read only, so that it is still there when it is written back.
     """
 
     block_v: int
     num_warps: int
-    evict_first: bool = False
+    eviction: Eviction = ""
 
 
 def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     """The tiles for a problem: how many bytes of state a program owns, in how many warps.
 
-    Small batches want many programs in flight, large ones long runs of memory. Measured on one H200, 2026-11, float32
-    states, K = V = 128, K contiguous, device time over cold slots against the best of all tiles tried (2 to 16 rows, 1
-    and 2 warps, with and without eviction); a unit is one state of 64 KiB, so there are H * B of them.
+    Small batches want many programs in flight, large ones long runs of memory and lines that stay in the L2 cache from
+    the read to the write. Measured on one H200, 2026-11, float32 states, K = V = 128, device time over cold slots
+    against the best of all tiles tried (`la-bench tune` measures them); a unit is one state of 64 KiB, so there are
+    H * B of them.
 
-    ============== ======================== ==================== ============================ ====================
-    units          without overlap          times the best       with overlap                 times the best
-    ============== ======================== ==================== ============================ ====================
-    up to 32       2 KiB, 1 warp            1.00 to 1.03         2 KiB, 1 warp, evict first   1.00
-    up to 64       2 KiB, 1 warp            1.00                 4 KiB, 2 warps, evict first  1.00
-    up to 128      2 KiB, 1 warp            1.00                 4 KiB, 1 warp, evict first   1.01
-    up to 1024     8 KiB, 1 warp            1.00 to 1.01         4 KiB, 1 warp, evict first   1.00 to 1.01
-    up to 4096     4 KiB, 2 warps           1.00                 4 KiB, 1 warp, evict first   1.00
-    above          4 KiB, 2 warps           1.00                 4 KiB, 1 warp                1.00
-    ============== ======================== ==================== ============================ ====================
+    =========== ========== ============================== ============== ================================ ==============
+    layout      units      without overlap                times the best with overlap                     times the best
+    =========== ========== ============================== ============== ================================ ==============
+    K           up to 128  2 KiB, 1 warp, evict first     1.00 to 1.01   8 KiB, 8 warps, evict last       1.00 to 1.01
+    contiguous  up to 256  8 KiB, 1 warp                  1.00           8 KiB, 8 warps, evict last       1.00
+    ..          up to 1024 8 KiB, 8 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
+    ..          up to 2048 8 KiB, 4 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
+    ..          above      8 KiB, 4 warps, evict last     1.00           8 KiB, 1 warp, evict last        1.00
+    V           up to 512  32 KiB, 4 warps                1.00 to 1.10   32 KiB, 4 warps                  1.00 to 1.15
+    contiguous  above      32 KiB, 4 warps, evict last    1.00 to 1.01   32 KiB, 4 warps, evict last      1.00
+    =========== ========== ============================== ============== ================================ ==============
 
-    Each row of a state is summed by one warp in every tile, so that the choice changes no bit. V contiguous has not
-    been measured by itself: it takes the same bytes, but pieces of at least 16 values.
+    A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
+    every tile: a row longer than 512 bytes therefore gets programs of one warp, since more would share it. With V
+    contiguous the order of a sum depends on the tile, so one tile serves all batches.
     """
     units = problem.state_bytes / UNIT
-    if problem.overlap:
-        program, warps, evict_first = 4 * KIB, 1, units <= 4096
-        if units <= 32:
-            program = 2 * KIB
-        elif units <= 64:
-            warps = 2
-    else:
-        program, warps, evict_first = 4 * KIB, 2, False
-        if units <= 128:
-            program, warps = 2 * KIB, 1
-        elif units <= 1024:
-            program, warps = 8 * KIB, 1
-    block_k = next_power_of_two(problem.K)
-    most = max(1, MOST_ELEMENTS // block_k)
-    rows = min(most, program // (block_k * problem.state_dtype.itemsize))
     if problem.state_layout == "kv":
-        rows = max(rows, min(most, 16))
-    return DecodeTiles(max(1, min(rows, next_power_of_two(problem.V))), warps, evict_first)
+        return _one_tile(problem, "evict_last" if units > 512 else "")
+    if problem.overlap:
+        return _tiles(problem, 8 * KIB, 8 if units <= 2048 else 1, "evict_last")
+    if units <= 128:
+        return _tiles(problem, 2 * KIB, 1, "evict_first")
+    if units <= 256:
+        return _tiles(problem, 8 * KIB, 1, "")
+    return _tiles(problem, 8 * KIB, 8 if units <= 1024 else 4, "evict_last")
+
+
+def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
+    """Every tile that the choice could be changed to without changing a bit; for measuring."""
+    evictions: tuple[Eviction, ...] = ("", "evict_first", "evict_last")
+    if problem.state_layout == "kv":
+        return tuple(_one_tile(problem, eviction) for eviction in evictions)
+    tiles = (
+        _tiles(problem, kib * KIB, warps, eviction)
+        for kib in (1, 2, 4, 8, 16)
+        for warps in (1, 2, 4, 8)
+        for eviction in evictions
+    )
+    return tuple(dict.fromkeys(tiles))
 
 
 def next_power_of_two(n: int) -> int:
     """The smallest power of two that is at least `n >= 1`."""
     return 1 << (n - 1).bit_length()
+
+
+def _tiles(problem: DecodeProblem, program: int, warps: int, eviction: Eviction) -> DecodeTiles:
+    """K contiguous: `program` bytes of state, shared by at most `warps` warps that read 512 bytes at a time."""
+    block_k = next_power_of_two(problem.K)
+    row = block_k * problem.state_dtype.itemsize
+    if row > WARP_BYTES:
+        warps = 1
+    rows = min(program // row, warps * MOST_ELEMENTS // block_k, next_power_of_two(problem.V))
+    rows = max(1, rows)
+    return DecodeTiles(rows, max(1, min(warps, rows * row // WARP_BYTES)), eviction)
+
+
+def _one_tile(problem: DecodeProblem, eviction: Eviction) -> DecodeTiles:
+    """V contiguous: runs of at most 256 bytes, in as many warps as hold them, whatever the batch."""
+    block_k = next_power_of_two(problem.K)
+    rows = min(256 // problem.state_dtype.itemsize, 8 * MOST_ELEMENTS // block_k, next_power_of_two(problem.V))
+    return DecodeTiles(rows, max(1, block_k * rows // MOST_ELEMENTS), eviction)
