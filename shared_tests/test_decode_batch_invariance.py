@@ -77,6 +77,21 @@ def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase
                 assert same_bits(states, whole.s[row * H : (row + 1) * H]), f"state of row {row} in batch {rows}"
 
 
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize(("B", "H"), [(66_000, 1), (2, 66_000), (260, 260)])
+def test_more_rows_and_heads_than_an_axis_of_a_grid_holds(target: Target, B: int, H: int) -> None:
+    """Every state is written, and rows at the ends and around the limits are what they are alone."""
+    case = target.fit(DecodeCase(B=B, P=B, H=H, K=16, V=16, offsets=tuple(range(B)), out_dtype=torch.float32))
+    whole, original = target.inputs(case), target.inputs(case)
+    out = target.decode(whole)
+    assert bool(torch.isfinite(out).all())
+    assert bool((whole.s != original.s).flatten(1).any(1).all())
+    for row in {0, 1, 32_767, 32_768, 65_535, 65_536, B - 1} & set(range(B)):
+        alone = _of_rows(original, [row], 1, [0])
+        assert same_bits(target.decode(alone)[0], out[row]), f"output of row {row}"
+        assert same_bits(alone.s, whole.s[row * H : (row + 1) * H]), f"state of row {row}"
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_strides_gaps_and_alignment_change_no_bit(target: Target, case: DecodeCase) -> None:
     plain = target.inputs(case)

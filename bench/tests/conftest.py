@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from la_bench.do_nothing_backend import DoNothingBackend
 from la_bench.environment import Environment
 from la_bench.host_overhead import installed_backend
-from la_bench.rows import SCHEMA, BackendFacts, Result, Row, Status, WorkloadFacts
+from la_bench.rows import SCHEMA, BackendFacts, Kind, Result, Row, Status, WorkloadFacts
 from la_core import DecodeProblem
 from la_ref.backend import RefBackend
 
@@ -44,6 +45,10 @@ def _make_row(
     reason: str | None = None,
     time_us: float = 1500.0,
     copy_gb_per_s: float = 20.0,
+    kind: Kind = "backend",
+    against: tuple[float, float] | None = None,
+    host_us: float | None = None,
+    grid: tuple[int, int] | None = None,
 ) -> Row:
     facts = WorkloadFacts(
         name=workload,
@@ -68,6 +73,10 @@ def _make_row(
         bytes_per_call=6e7,
         reuse_bytes=1 << 28,
     )
+    if grid is not None:
+        H, B = grid
+        facts = replace(facts, name=f"H{H}/B{B}", H=H, live_rows=[B], padded_rows=[B], grid=True)
+    speedup, share = against or (None, None)
     result = None
     if status == "ok":
         result = Result(
@@ -81,14 +90,23 @@ def _make_row(
             share_of_copy=6e4 / time_us / copy_gb_per_s,
             copy_floor_us=6e4 / copy_gb_per_s,
             speedup_vs_ref=1500.0 / time_us,
-            out_error=2e-3,
+            speedup_vs_peer=speedup,
+            share_of_floor=share,
+            out_error=None if kind == "floor" else 2e-3,
             state_error=4e-8,
+            state_layout="vk",
             extra_bytes=8 << 20,
+            host_us=host_us,
+            host_us_p20=host_us,
+            host_us_p80=host_us,
+            tiles=None,
         )
     return Row(
         SCHEMA,
         facts,
-        BackendFacts(backend, f"la-{backend} 0.1.0", "ab" * 32),
+        BackendFacts(
+            backend, f"la-{backend} 0.1.0", "ab" * 32, kind, "+" in backend, None if kind == "backend" else "Differs."
+        ),
         status,
         reason,
         result,

@@ -27,7 +27,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(la_bench.timing.COPY_BYTES, "cpu", 8 << 20)
 
 
-@pytest.mark.parametrize("command", [(), ("compare",), ("host",), ("ref",)], ids=lambda c: " ".join(c) or "none")
+@pytest.mark.parametrize(
+    "command", [(), ("compare",), ("tune",), ("host",), ("ref",)], ids=lambda c: " ".join(c) or "none"
+)
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])
@@ -83,6 +85,9 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["compare", "--seed", "-1"],
         ["compare", "--seed", "x"],
         ["compare", "--device", "tpu"],
+        ["compare", "--peer", "cula"],
+        ["compare", "--grid", "8", "--state-dtype", "int8"],
+        ["tune", "--units", "0"],
         ["host", "--max-ratio", "0"],
         ["host", "--samples", "0"],
         ["ref", "--rounds", "0"],

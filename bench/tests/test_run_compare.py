@@ -17,8 +17,9 @@ from la_bench.errors import UsageError
 from la_bench.extra_memory import peak_extra_bytes
 from la_bench.roofline import roofline
 from la_bench.rows import Row, from_json_lines, to_json_lines
-from la_bench.run_compare import run_compare, select_backends
+from la_bench.run_compare import run_compare
 from la_bench.timing import Effort, spread
+from la_bench.variants import BackendVariant, backend_variants, select_backends
 from la_bench.workloads import Workload, make_workload
 from la_core.conformance.tolerances import UNIT_ROUNDOFF
 
@@ -38,7 +39,7 @@ def workload(monkeypatch: pytest.MonkeyPatch) -> Workload:
 
 
 def run(*backends: str, on: tuple[Workload, ...]) -> list[Row]:
-    return run_compare(on, backends, CPU, read_environment(CPU, seed=0, quick=True), TINY)
+    return run_compare(on, backend_variants(backends, None), CPU, read_environment(CPU, seed=0, quick=True), TINY)
 
 
 def test_ref_is_right_and_timed(workload: Workload) -> None:
@@ -128,8 +129,8 @@ def test_rows_survive_json_and_are_self_contained(workload: Workload) -> None:
 
 
 def test_rows_of_another_schema_are_refused(make_row: Callable[..., Row]) -> None:
-    text = to_json_lines([make_row()]).replace('"schema": 1', '"schema": 99')
-    with pytest.raises(ValueError, match="row schema must be 1, got 99"):
+    text = to_json_lines([make_row()]).replace('"schema": 2', '"schema": 99')
+    with pytest.raises(ValueError, match="row schema must be 2, got 99"):
         from_json_lines(text)
 
 
@@ -152,9 +153,9 @@ def test_every_wrong_backend_is_judged_by_the_same_truth(
 ) -> None:
     install(made_up.Wrong())
     gate = Gate(workload, CPU, seed=0)
-    assert gate.judge("ref").faults == ()
-    assert gate.judge("wrong").faults
-    assert gate.judge("ref").faults == ()
+    assert gate.judge(BackendVariant("ref")).faults == ()
+    assert gate.judge(BackendVariant("wrong")).faults
+    assert gate.judge(BackendVariant("ref")).faults == ()
 
 
 def test_backend_selection() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from la_bench.errors import UsageError
+from la_bench.grid_spec import DEFAULT_GRID, STATE_DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
 
 
@@ -36,9 +37,10 @@ def _parser() -> argparse.ArgumentParser:
 
     compare = commands.add_parser(
         "compare",
-        help="run all backends on named workloads and write a report",
-        description="Run every available backend on named workloads, correctness first, and write report.md, "
-        "report.html and rows.jsonl. Exit status 1 if a backend is wrong or raises, or if none has a result.",
+        help="run all backends on workloads or a grid of sizes and write a report",
+        description="Run every available backend on named workloads or a grid of sizes, correctness first, and write "
+        "report.md, report.html and rows.jsonl. On a GPU they run with and without overlap, beside the in-place floor "
+        "and public kernels of others. Exit status 1 if a backend is wrong or raises, or if none has a result.",
     )
     compare.add_argument("--backends", type=_names, default=(), metavar="A,B", help="backends to run (default: all)")
     compare.add_argument(
@@ -54,7 +56,48 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if there is one"
     )
     compare.add_argument("--seed", type=_seed, default=0, metavar="N", help="of traces and values (default: 0)")
+    compare.add_argument(
+        "--peers",
+        type=_names,
+        default=(),
+        metavar="A,B",
+        help="public kernels of others to time beside them, or none (default: all on a GPU, none on a CPU)",
+    )
+    compare.add_argument(
+        "--peer",
+        type=_named_path,
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="take a peer from a .py file, or from the folder that holds its package; can be given several times",
+    )
+    compare.add_argument(
+        "--grid",
+        type=_grid,
+        nargs="?",
+        const=_grid(DEFAULT_GRID),
+        metavar="H,H..xB,B..",
+        help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
+        f"(default: {DEFAULT_GRID})",
+    )
+    compare.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, help="of --grid (default: float32)")
+    compare.add_argument(
+        "--layout", choices=("vk", "kv"), help="of --grid: which axis of a state comes first (default: vk)"
+    )
     compare.add_argument("--list", action="store_true", help="list workloads and backends, and run nothing")
+
+    tune = commands.add_parser(
+        "tune",
+        help="which tiles of a backend are the fastest, on a GPU",
+        description="Time every choice of tiles of a backend over 8 to 16384 states in a call, K = V = 128, cold slots "
+        "in random order, and set the present choice against the best.",
+    )
+    tune.add_argument("--backend", default="triton", metavar="NAME", help="default: triton")
+    tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
+    tune.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, default="float32", help="default: float32")
+    tune.add_argument("--overlap", action="store_true", help="with overlap of kernels")
+    tune.add_argument("--units", type=_counts, metavar="N,N", help="states in a call (default: 8, 16, ... 16384)")
+    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each choice of tiles")
 
     host = commands.add_parser(
         "host",
@@ -88,6 +131,20 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def _named_path(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"must be NAME=PATH, got {text!r}")
+    return name, Path(path)
+
+
+def _grid(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return parse_grid(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be heads x rows such as 8,16x1,64, got {text!r}") from None
+
+
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -100,6 +157,10 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return value
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
 
 
 def _seed(text: str) -> int:

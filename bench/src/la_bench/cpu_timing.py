@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-from la_bench.tensors import WorkloadTensors
-from la_bench.timing import Call, CopyProbe, Effort, Tick, Timing
+from la_bench.timing import CopyProbe, Effort, Lap, Tick, Timing
 
 
-def time_on_cpu(
-    tensors: WorkloadTensors, calls: Mapping[str, Call], copy: CopyProbe, effort: Effort, tick: Tick
-) -> Timing:
-    """Samples of every variant, taken round by round: in each round every variant walks once, and one copy is made.
+def time_on_cpu(laps: Mapping[str, Lap], stride: int, copy: CopyProbe, effort: Effort, tick: Tick) -> Timing:
+    """Samples of every variant, taken round by round: in each round every variant makes `stride` calls of its lap, and
+    one copy is made.
 
     A variant that raises leaves the rounds; its exception is kept.
     """
-    timing = Timing.empty(calls)
-    lap, stride, position = tensors.lap, len(tensors.batches), 0
+    timing = Timing.empty(laps)
+    position = 0
 
     def walk(name: str) -> float:
         nonlocal position
-        call, part = calls[name], lap[position : position + stride]
-        position = (position + stride) % len(lap)
-        start = perf_counter()
-        for batch, layer in part:
-            call(batch, layer)
-        return perf_counter() - start
+        lap = laps[name]
+        part = lap.calls[position : position + stride]
+        position = (position + stride) % len(lap.calls)
+        with lap.inside():
+            start = perf_counter()
+            for call in part:
+                call()
+            return perf_counter() - start
 
     def try_walk(name: str) -> float | None:
         try:
@@ -40,10 +40,10 @@ def time_on_cpu(
         copy.run()
         return perf_counter() - start
 
-    warm_up = sum(try_walk(name) or 0.0 for name in calls) + time_copy()
+    warm_up = sum(try_walk(name) or 0.0 for name in laps) + time_copy()
     rounds = effort.rounds(warm_up)
     for number in range(rounds):
-        for name in calls:
+        for name in laps:
             seconds = None if name in timing.errors else try_walk(name)
             if seconds is not None:
                 timing.seconds[name].append(seconds / stride)

@@ -16,6 +16,7 @@ from la_bench.report_text import (
     listing,
     number,
     percent,
+    span,
     time,
     times,
 )
@@ -27,6 +28,8 @@ STEADY = 1.25
 NARROW = 1.5
 """So is a p80 that is more than this factor above p20."""
 
+GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
+
 
 def report_blocks(rows: Sequence[Row]) -> list[Block]:
     """The whole report, in order."""
@@ -37,22 +40,27 @@ def report_blocks(rows: Sequence[Row]) -> list[Block]:
         *_summary(rows),
         *_plots(rows),
         *_full_tables(rows),
-        *_not_run(rows),
-        *_environment(rows),
+        *not_run(rows),
+        *environment_blocks(rows),
         Heading(2, "How to read this report"),
         Bullets(HOW_TO_READ),
     ]
 
 
 def best_of(rows: Sequence[Row], workload: str) -> tuple[Row, Result] | None:
-    """The fastest backend on a workload."""
-    timed = [(row, result) for row, result in ok_rows(rows) if row.workload.name == workload]
+    """The fastest backend on a workload, peers and floors left aside."""
+    timed = [(row, result) for row, result in ours(rows) if row.workload.name == workload]
     return min(timed, key=lambda pair: pair[1].time_us, default=None)
+
+
+def ours(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
+    """Rows of backends that carry a result."""
+    return [(row, result) for row, result in ok_rows(rows) if row.backend.kind == "backend"]
 
 
 def _summary(rows: Sequence[Row]) -> list[Block]:
     workloads = _names(row.workload.name for row in rows)
-    ran = _names(row.backend.name for row, _ in ok_rows(rows))
+    ran = _names(row.backend.name for row, _ in ours(rows))
     environment = rows[0].environment
     depth = "A quick run, with few samples, of" if environment.quick else "A run of"
     blocks: list[Block] = [
@@ -61,21 +69,9 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
             f"({environment.device}, {count(environment.threads, 'thread')}), {environment.utc}."
         ),
         *(Paragraph(sentence) for sentence in _who_is_best(rows, workloads, ran)),
+        *against_others(rows),
+        *trouble(rows),
     ]
-    for backend in _names(row.backend.name for row in rows if row.status in ("failed", "error")):
-        bad = [row for row in rows if row.backend.name == backend and row.status in ("failed", "error")]
-        blocks.append(
-            Paragraph(
-                f"{STATUS_WORDS[bad[0].status]}: {backend} on {listing([row.workload.name for row in bad])}. "
-                f"First: {bad[0].reason}",
-                alarm=True,
-            )
-        )
-    interrupted = _names(row.workload.name for row in rows if row.status == "interrupted")
-    if interrupted:
-        blocks.append(
-            Paragraph(f"The run was stopped by Ctrl-C: {count(len(interrupted), 'workload')} not finished.", alarm=True)
-        )
     speeds = [result.copy_gb_per_s for _, result in ok_rows(rows)]
     if speeds and max(speeds) > STEADY * min(speeds):
         blocks.append(
@@ -109,13 +105,47 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
     return [*blocks, Table(columns, tuple(table), text_columns=2)]
 
 
+def trouble(rows: Sequence[Row]) -> list[Block]:
+    """What is wrong, raised or was interrupted, as paragraphs that cannot be overlooked."""
+    blocks: list[Block] = []
+    for backend in _names(row.backend.name for row in rows if row.status in ("failed", "error")):
+        bad = [row for row in rows if row.backend.name == backend and row.status in ("failed", "error")]
+        blocks.append(
+            Paragraph(
+                f"{STATUS_WORDS[bad[0].status]}: {backend} on {listing([row.workload.name for row in bad])}. "
+                f"First: {bad[0].reason}",
+                alarm=True,
+            )
+        )
+    interrupted = _names(row.workload.name for row in rows if row.status == "interrupted")
+    if interrupted:
+        blocks.append(
+            Paragraph(f"The run was stopped by Ctrl-C: {count(len(interrupted), 'workload')} not finished.", alarm=True)
+        )
+    return blocks
+
+
+def against_others(rows: Sequence[Row]) -> list[Block]:
+    """Where the backends stand between the floor and the peers, a sentence for each that has one to compare with."""
+    blocks: list[Block] = []
+    for backend in _names(row.backend.name for row, _ in ours(rows)):
+        mine = [result for row, result in ours(rows) if row.backend.name == backend]
+        speedups = [result.speedup_vs_peer for result in mine if result.speedup_vs_peer is not None]
+        shares = [result.share_of_floor for result in mine if result.share_of_floor is not None]
+        parts = [f"{span([times(min(speedups)), times(max(speedups))])} as fast as the best peer"] if speedups else []
+        parts += [f"at {span([percent(min(shares)), percent(max(shares))])} of the in-place floor"] if shares else []
+        if parts:
+            blocks.append(Paragraph(f"{backend} is {' and '.join(parts)}."))
+    return blocks
+
+
 def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[str]) -> list[str]:
     if not ran:
         return ["No backend has a result."]
-    shares = [result.share_of_copy for _, result in ok_rows(rows)]
-    span = percent(min(shares)) if len(shares) == 1 else f"{percent(min(shares))} to {percent(max(shares))}"
+    shares = [result.share_of_copy for _, result in ours(rows)]
+    reach = span([percent(min(shares)), percent(max(shares))])
     if ran == ["ref"]:
-        sentence = f"ref (la-ref) is the only backend that ran, and it reaches {span} of the copy bandwidth. "
+        sentence = f"ref (la-ref) is the only backend that ran, and it reaches {reach} of the copy bandwidth. "
         if rows[0].environment.device == "cpu":
             sentence += (
                 "On a CPU that is what plain torch gives: gathering, updating, scattering and summing the states are "
@@ -179,16 +209,31 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
             )
         )
         if shown:
-            blocks.append(Table(FULL_COLUMNS, tuple(full_cells(row) for row in shown)))
+            blocks.append(_without_empty_columns(FULL_COLUMNS, [full_cells(row) for row in shown]))
         blocks += [
             Paragraph(f"{STATUS_WORDS[row.status]}: {row.backend.name}: {row.reason}", alarm=True)
             for row in shown
             if row.status != "ok"
         ]
-    return blocks
+    return blocks + notes(rows)
 
 
-def _not_run(rows: Sequence[Row]) -> list[Block]:
+def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    """A table without the columns that only a GPU fills, where they are empty."""
+    keep = [n for n, column in enumerate(columns) if column not in GPU_COLUMNS or any(row[n] != "-" for row in cells)]
+    return Table(tuple(columns[n] for n in keep), tuple(tuple(row[n] for n in keep) for row in cells))
+
+
+def notes(rows: Sequence[Row]) -> list[Block]:
+    """What peers and floors do differently."""
+    items = dict.fromkeys((row.backend.name, row.backend.note) for row in rows if row.backend.note)
+    if not items:
+        return []
+    return [Heading(3, "Floors and peers"), Bullets(tuple((name, note) for name, note in items if note))]
+
+
+def not_run(rows: Sequence[Row]) -> list[Block]:
+    """Every variant without a time, with its reason, and what is chosen without a name."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.status != "ok":
@@ -215,7 +260,8 @@ def _not_run(rows: Sequence[Row]) -> list[Block]:
     return blocks
 
 
-def _environment(rows: Sequence[Row]) -> list[Block]:
+def environment_blocks(rows: Sequence[Row]) -> list[Block]:
+    """Where and with what the run happened."""
     facts = [asdict(row.environment) for row in rows]
     table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0]]
     backends = {row.backend.name: row.backend for row in rows}.values()

@@ -13,7 +13,10 @@ from matplotlib.figure import Figure
 from la_bench.rows import Result, Row, ok_rows
 
 COLOURS = {"ref": "#5b8def", "triton": "#e08a3c", "cute": "#2fa374"}
-MORE_COLOURS = ("#b06bd3", "#c29a1e", "#d65c7a", "#4aa3b5")
+MORE_COLOURS = (
+    *("#b06bd3", "#c29a1e", "#d65c7a", "#4aa3b5", "#8a8f98", "#7a9a3a"),
+    *("#c4703f", "#6f78d6", "#3f9c8f", "#b3588f", "#9c7a4d", "#5d93c9"),
+)
 """Readable on white and on near black; backends that are not named above take the next one."""
 
 WIDTH_INCHES = 4.2
@@ -58,7 +61,7 @@ def accuracy_plot(rows: Sequence[Row]) -> str:
     def draw(axes: Axes, y: float, height: float, result: Result, colour: str) -> None:
         # An exact result has no place on a logarithmic axis.
         for error, marker, face in ((result.out_error, "o", colour), (result.state_error, "D", "none")):
-            if error > 0:
+            if error:
                 axes.plot([error], [y], marker, color=colour, markerfacecolor=face, markersize=4.5)
 
     figure, axes = _chart(rows, draw)

@@ -23,7 +23,10 @@ FULL_COLUMNS = (
     "GB/s",
     "share of copy",
     "copy floor",
+    "share of floor",
     "vs ref",
+    "vs best peer",
+    "host time",
     "error of out",
     "error of state",
     "extra memory",
@@ -68,6 +71,26 @@ HOW_TO_READ = (
     ),
     ("vs ref", "how many times faster than la-ref on the same workload in the same rounds; 1.00x is la-ref itself."),
     (
+        "Floor",
+        "on a GPU, the in-place floor is the time of a kernel that only multiplies the same states in place, found "
+        "through the same slots, the best of a handful of tiles. A share is the floor's time over the variant's; "
+        "variants with overlap are set against the floor with overlap.",
+    ),
+    (
+        "Overlap",
+        "a kernel may start while the one before it still runs: la_core.use_overlap. It pays where calls are short.",
+    ),
+    (
+        "Peers",
+        "public kernels of others, called as their engines call them, through the same gate. What a peer leaves out or "
+        "does differently is said beside its name. 'vs best peer' compares with the fastest of them.",
+    ),
+    (
+        "Host time",
+        "how long Python is busy with a call on a GPU, with all checks of la_core.decode on and launches not waited "
+        "for, at the smallest batch.",
+    ),
+    (
         "Errors",
         "relative L2 error of the worst (row, head) against float64. An output in bfloat16 is rounded once, which "
         "alone is about 2e-3; states in float32 should stay near 1e-7.",
@@ -106,6 +129,16 @@ def times(factor: float | None) -> str:
     return "-" if factor is None else f"{factor:.2f}x"
 
 
+def span(low_and_high: Sequence[str]) -> str:
+    """`low to high`, or one of them where both read the same."""
+    return " to ".join(dict.fromkeys(low_and_high))
+
+
+def error(relative: float | None) -> str:
+    """A relative error."""
+    return "-" if relative is None else f"{relative:.1e}"
+
+
 def memory(count_of_bytes: float) -> str:
     """Bytes in MiB."""
     return f"{count_of_bytes / 2**20:.1f} MiB"
@@ -134,8 +167,11 @@ def full_cells(row: Row) -> tuple[str, ...]:
         number(result.gb_per_s),
         percent(result.share_of_copy),
         time(result.copy_floor_us),
+        "-" if result.share_of_floor is None else percent(result.share_of_floor),
         times(result.speedup_vs_ref),
-        f"{result.out_error:.1e}",
-        f"{result.state_error:.1e}",
+        times(result.speedup_vs_peer),
+        "-" if result.host_us is None else time(result.host_us),
+        error(result.out_error),
+        error(result.state_error),
         memory(result.extra_bytes),
     )

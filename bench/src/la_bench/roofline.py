@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+FLOOR_FACTOR = 0.999
+"""What the in-place floor multiplies states with: below 1, so that no state ever overflows."""
+
 
 @dataclass(frozen=True)
 class Roofline:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from la_bench.environment import Environment
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a field changes its meaning or goes away."""
 
 Status = Literal["ok", "failed", "refused", "unavailable", "error", "interrupted"]
@@ -17,9 +17,16 @@ Status = Literal["ok", "failed", "refused", "unavailable", "error", "interrupted
 `unavailable`: not installed or not loadable. `error`: it raised. `interrupted`: Ctrl-C came first."""
 
 
+Kind = Literal["backend", "floor", "peer"]
+"""`backend`: one of la-core's. `floor`: the in-place floor. `peer`: a public kernel of others."""
+
+
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What was run. Sizes, dtypes and layout as in :class:`la_core.DecodeProblem`; byte counts are per call."""
+    """What was run. Sizes, dtypes and layout as in :class:`la_core.DecodeProblem`; byte counts are per call.
+
+    `grid` marks a point of a grid of sizes, which belongs to no model.
+    """
 
     name: str
     description: str
@@ -42,20 +49,50 @@ class WorkloadFacts:
     layers_timed: list[int]
     bytes_per_call: float
     reuse_bytes: int
+    grid: bool = False
 
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """Who ran it. `source_hash` covers the files of the backend's package; None if there are none."""
+    """Who ran it.
+
+    Attributes
+    ----------
+    source_hash
+        Covers the files of the backend's package, or the file of a peer; None if there are none.
+    overlap
+        Whether kernels may start before the one before has ended.
+    note
+        In which ways a peer does not do what the contract says.
+    """
 
     name: str
     distribution: str | None
     source_hash: str | None
+    kind: Kind = "backend"
+    overlap: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured. Times are microseconds per call, errors relative L2 norms in the worst (row, head)."""
+    """What was measured. Times are microseconds per call, errors relative L2 norms in the worst (row, head).
+
+    Attributes
+    ----------
+    share_of_floor
+        Time of the in-place floor of the same kind, with or without overlap, over this one's.
+    speedup_vs_peer
+        How many times faster than the fastest peer.
+    out_error
+        None for the floor, which has no output.
+    state_layout
+        How the states lay in memory: some peers know only one way.
+    host_us, host_us_p20, host_us_p80
+        Time that Python is busy with a call; None on a CPU, where it is part of the call, and where it was not taken.
+    tiles
+        What was chosen by measuring first; None if nothing was.
+    """
 
     time_us: float
     time_us_p20: float
@@ -67,9 +104,16 @@ class Result:
     share_of_copy: float
     copy_floor_us: float
     speedup_vs_ref: float | None
-    out_error: float
+    speedup_vs_peer: float | None
+    share_of_floor: float | None
+    out_error: float | None
     state_error: float
+    state_layout: str
     extra_bytes: int
+    host_us: float | None
+    host_us_p20: float | None
+    host_us_p80: float | None
+    tiles: str | None
 
 
 @dataclass(frozen=True)

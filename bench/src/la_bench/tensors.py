@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from la_bench.workloads import Workload
+from la_core.spec.decode_problem import StateLayout
 
 ARENA_BYTES = {"cpu": 640 << 20, "cuda": 12 << 30}
 """Memory that the pools of a workload share. CPU: 20 times a usual last-level cache, and kind to small machines."""
 
 
 @dataclass(frozen=True)
+class DecodeCall:
+    """The arguments of one call, and what callers without a slot table need.
+
+    Attributes
+    ----------
+    window
+        First of as many neighbouring slots as there are rows: the states of a call that knows no slots.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    s: torch.Tensor
+    s_offsets: torch.Tensor
+    decay_scales: torch.Tensor
+    out: torch.Tensor
+    window: int = 0
+
+    @property
+    def softmax_scale(self) -> float:
+        """The default of :func:`la_core.decode`."""
+        return float(self.q.shape[2] ** -0.5)
+
+    @property
+    def layout(self) -> StateLayout:
+        """Which of V and K is contiguous."""
+        return "vk" if self.s.stride(2) == 1 else "kv"
+
+    def in_layout(self, layout: StateLayout) -> DecodeCall:
+        """The same memory, which must be dense, read as states of a layout."""
+        if layout == self.layout:
+            return self
+        rows, v_size, k_size = self.s.shape
+        if layout == "kv":
+            return replace(self, s=self.s.view(rows, k_size, v_size).transpose(1, 2))
+        return replace(self, s=self.s.transpose(1, 2).view(rows, v_size, k_size))
+
+    def without_pool(self) -> DecodeCall:
+        """The call on the states [B*H, V, K] of its window."""
+        rows, heads = self.q.shape[0], self.decay_scales.shape[0]
+        return replace(self, s=self.s[self.window * heads : (self.window + rows) * heads])
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Arguments of one call that do not depend on the layer."""
+    """Arguments of one call that do not depend on the layer; `window` as in :class:`DecodeCall`."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     s_offsets: torch.Tensor
     out: torch.Tensor
+    window: int
+
+    def on(self, layer: Layer) -> DecodeCall:
+        """The whole call."""
+        return DecodeCall(self.q, self.k, self.v, layer.pool, self.s_offsets, layer.decay_scales, self.out, self.window)
 
 
 @dataclass(frozen=True)
@@ -94,7 +144,9 @@ def make_tensors(workload: Workload, arena: torch.Tensor, seed: int) -> Workload
         fused = torch.randn(len(offsets), 3 * H * size, generator=random).to(device, torch.bfloat16)
         q, k, v = (part.view(-1, H, size) for part in torch.split(fused, H * size, dim=1))
         s_offsets = torch.tensor(offsets, dtype=torch.int32, device=device)
-        batches.append(Batch(q, k, v, s_offsets, torch.empty_like(v, memory_format=torch.contiguous_format)))
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        first = min(slot for slot in offsets if slot >= 0)
+        batches.append(Batch(q, k, v, s_offsets, out, max(0, min(first, workload.load.slots - len(offsets)))))
     elements = pool_bytes(workload) // 4
     layers = tuple(
         Layer(number, model.slopes(number).to(device), part.view(-1, size, size))

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
-from la_bench.tensors import Batch, Layer
+Bound = Callable[[], object]
+"""Makes one call; its arguments are bound to it."""
 
-Call = Callable[[Batch, Layer], object]
-"""Makes one call of a variant."""
+
+@dataclass(frozen=True)
+class Lap:
+    """The calls of one variant, in order and round and round.
+
+    Attributes
+    ----------
+    calls
+        The calls.
+    distinct
+        The first calls, which among them compile and allocate whatever the others need.
+    inside
+        Makes the context that all calls run in.
+    """
+
+    calls: Sequence[Bound]
+    distinct: int
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
+
 
 Tick = Callable[[float], None]
 """Told how much of the work is done, from 0 to 1."""
@@ -70,9 +89,17 @@ class Timing:
     errors: dict[str, Exception] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, calls: Mapping[str, Call]) -> Timing:
+    def empty(cls, names: Iterable[str]) -> Timing:
         """No samples yet."""
-        return cls({name: [] for name in calls})
+        return cls({name: [] for name in names})
+
+    def medians(self) -> dict[str, float]:
+        """Seconds per call of every variant that has samples and did not raise."""
+        return {
+            name: statistics.median(samples)
+            for name, samples in self.seconds.items()
+            if samples and name not in self.errors
+        }
 
 
 class CopyProbe:

@@ -9,13 +9,14 @@ from pathlib import Path
 from la_bench.errors import UsageError
 from la_bench.report_blocks import Plot, to_markdown
 from la_bench.report_content import report_blocks
+from la_bench.report_grid import grid_blocks
 from la_bench.report_html import to_html, to_svg_file
 from la_bench.rows import Row, to_json_lines
 
 
 def render_report(rows: Sequence[Row]) -> dict[str, str]:
     """Contents by file name: `report.md` with its plots as SVG files, `report.html` and `rows.jsonl`."""
-    blocks = report_blocks(rows)
+    blocks = grid_blocks(rows) if rows and rows[0].workload.grid else report_blocks(rows)
     files = {"report.md": to_markdown(blocks), "report.html": to_html(blocks), "rows.jsonl": to_json_lines(rows)}
     files.update({f"{block.name}.svg": to_svg_file(block) for block in blocks if isinstance(block, Plot)})
     return files

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in ARCHES:
             sys.stderr.write(f"compile_offline: no architecture {name!r}. Known: {', '.join(ARCHES)}.\n")
             return 2
-        for tiles in (DecodeTiles(4, 1, "evict_first"), DecodeTiles(16, 1), DecodeTiles(16, 8, "evict_last")):
+        for tiles in (DecodeTiles(4, 1), DecodeTiles(16, 1), DecodeTiles(16, 8, "evict_last")):
             key = DecodeCompileKey(
                 *(ARCHES[name], torch.bfloat16, torch.float32, torch.bfloat16, torch.int32, 128, 128, "vk", True),
                 tiles=tiles,

@@ -94,13 +94,16 @@ def decode_kernel(
     slot = tl.load(p_offsets + row).to(tl.int64)
     # Limits instead of a branch: nothing but the state waits for the slot.
     live = (slot >= 0) & (slot < P) & in_batch
+    # The block's address first, then offsets known to be small: a thread's accesses differ by constants alone.
     if K_CONTIGUOUS:
-        p_S = p_s + (slot * H + i_h) * s_row + (o_v[:, None] * K + o_k[None, :])
+        p_S = p_s + ((slot * H + i_h) * s_row + i_v * BLOCK_V * K)
+        p_S = p_S + tl.arange(0, BLOCK_V)[:, None] * K + o_k[None, :]
         m_S = (o_v < tl.where(live, V, 0))[:, None] & (o_k[None, :] >= 0)
         if not ALIGNED or K != BLOCK_K:
             m_S = m_S & m_k[None, :]
     else:
-        p_S = p_s + (slot * H + i_h) * s_row + (o_k[:, None] * V + o_v[None, :])
+        p_S = p_s + ((slot * H + i_h) * s_row + i_v * BLOCK_V)
+        p_S = p_S + o_k[:, None] * V + tl.arange(0, BLOCK_V)[None, :]
         m_S = (o_k < tl.where(live, K, 0))[:, None] & (o_v[None, :] >= 0)
         if not ALIGNED or V % BLOCK_V != 0:
             m_S = m_S & m_v[None, :]

@@ -51,8 +51,9 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     =========== ========== ============================== ============== ================================ ==============
     layout      units      without overlap                times the best with overlap                     times the best
     =========== ========== ============================== ============== ================================ ==============
-    K           up to 128  2 KiB, 1 warp, evict first     1.00 to 1.01   8 KiB, 8 warps, evict last       1.00 to 1.01
-    contiguous  up to 256  8 KiB, 1 warp                  1.00           8 KiB, 8 warps, evict last       1.00
+    K           up to 64   2 KiB, 1 warp                  1.00 to 1.01   8 KiB, 8 warps, evict last       1.00 to 1.03
+    contiguous  up to 128  2 KiB, 1 warp                  1.00           4 KiB, 1 warp                    1.00
+    ..          up to 256  4 KiB, 1 warp                  1.00           8 KiB, 8 warps, evict last       1.00
     ..          up to 1024 8 KiB, 8 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
     ..          up to 2048 8 KiB, 4 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
     ..          above      8 KiB, 4 warps, evict last     1.00           8 KiB, 1 warp, evict last        1.00
@@ -68,11 +69,11 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if units > 512 else "")
     if problem.overlap:
+        if 64 < units <= 128:
+            return _tiles(problem, 4 * KIB, 1, "")
         return _tiles(problem, 8 * KIB, 8 if units <= 2048 else 1, "evict_last")
-    if units <= 128:
-        return _tiles(problem, 2 * KIB, 1, "evict_first")
     if units <= 256:
-        return _tiles(problem, 8 * KIB, 1, "")
+        return _tiles(problem, (2 if units <= 128 else 4) * KIB, 1, "")
     return _tiles(problem, 8 * KIB, 8 if units <= 1024 else 4, "evict_last")
 
 

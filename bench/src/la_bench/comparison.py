@@ -1,0 +1,241 @@
+"""All variants on one subject, a workload or a point of a grid: the gate first, then memory and time of what passed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from la_bench.accuracy import Verdict
+from la_bench.cpu_timing import time_on_cpu
+from la_bench.environment import Environment
+from la_bench.extra_memory import peak_extra_bytes
+from la_bench.gpu_timing import GraphTimer
+from la_bench.peers.peer import PeerRefusal, PeerUnavailable
+from la_bench.roofline import roofline
+from la_bench.rows import SCHEMA, Result, Row, Status, WorkloadFacts
+from la_bench.tensors import DecodeCall
+from la_bench.timing import CopyProbe, Effort, Lap, Tick, Timing, spread
+from la_bench.variants import BASELINE, Variant
+from la_core import BackendUnavailable, DecodeProblem, UnsupportedByBackend, explain_choice
+
+Say = Callable[[str, str], None]
+"""Told which subject is being worked on, and what is done with it."""
+
+
+@dataclass(frozen=True)
+class SubjectCalls:
+    """The calls of a subject.
+
+    Attributes
+    ----------
+    lap
+        All calls, in order, in the layout that was asked for.
+    stride
+        Calls of one walk: the first ones hold every distinct batch.
+    largest, smallest
+        Indices of a call with most rows, and of those whose host time is taken; none if it is not.
+    """
+
+    lap: Sequence[DecodeCall]
+    stride: int
+    largest: int
+    smallest: Sequence[int]
+
+
+class Subject(ABC):
+    """What variants are compared on.
+
+    Attributes
+    ----------
+    name
+        As in rows.
+    bytes_per_call
+        Fewest bytes that a call can move, on average.
+    problem
+        The facts of the largest call.
+    padded
+        Whether some offsets are negative.
+    """
+
+    name: str
+    bytes_per_call: float
+    problem: DecodeProblem
+    padded: bool
+
+    @abstractmethod
+    def start_judging(self) -> None:
+        """Compute what all verdicts need."""
+
+    @abstractmethod
+    def judge(self, variant: Variant) -> Verdict:
+        """Let the variant make a call, and compare; what it raises propagates."""
+
+    @abstractmethod
+    def calls(self) -> SubjectCalls:
+        """The calls to time, on the device."""
+
+    @abstractmethod
+    def facts(self) -> WorkloadFacts:
+        """What rows say about it; complete once the calls have been made up."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all subjects of a run share."""
+
+    variants: Sequence[Variant]
+    device: torch.device
+    environment: Environment
+    copy: CopyProbe
+    effort: Effort
+    timer: GraphTimer | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a variant fared on a subject, and why if it has no result."""
+
+    status: Status
+    reason: str | None
+
+
+class Comparison:
+    """All variants on one subject."""
+
+    def __init__(self, subject: Subject, bench: Bench) -> None:
+        self.subject, self.bench = subject, bench
+        self.outcomes: dict[str, Outcome] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.extra_bytes: dict[str, int] = {}
+        self.tiles: dict[str, str | None] = {}
+        self.timing = Timing.empty(())
+        self.host: dict[str, list[float]] = {}
+        self.calls_per_sample = 0
+
+    def rows(self, say: Say, tick: Tick) -> list[Row]:
+        """One row per variant."""
+        self._judge(say)
+        if self.verdicts:
+            # After the gate: float64 truths and pools together would take twice the memory.
+            self._time(say, tick)
+        tick(1.0)
+        facts, choice = self.subject.facts(), auto_choice(self.subject)
+        results = self._results()
+        rows = []
+        for variant in self.bench.variants:
+            outcome = self.outcomes.get(variant.name, Outcome("ok", None))
+            result = results.get(variant.name)
+            environment = self.bench.environment
+            rows.append(Row(SCHEMA, facts, variant.facts, outcome.status, outcome.reason, result, choice, environment))
+        return rows
+
+    def _judge(self, say: Say) -> None:
+        """Sort variants into those with a verdict and those with an outcome."""
+        name = self.subject.name
+        say(name, "computing the truth")
+        self.subject.start_judging()
+        for variant in self.bench.variants:
+            say(name, f"judging {variant.name}")
+            try:
+                variant.check(self.subject.problem, padded=self.subject.padded)
+                verdict = self.subject.judge(variant)
+            except Exception as reason:
+                self.outcomes[variant.name] = outcome_of(reason)
+                continue
+            if verdict.faults:
+                self.outcomes[variant.name] = Outcome("failed", "; ".join(verdict.faults))
+            else:
+                self.verdicts[variant.name] = verdict
+
+    def _time(self, say: Say, tick: Tick) -> None:
+        """Measure memory and time of the variants that passed."""
+        name = self.subject.name
+        say(name, "filling the pools")
+        calls = self.subject.calls()
+        laps: dict[str, Lap] = {}
+        hosts: dict[str, Lap] = {}
+        for variant in self.bench.variants:
+            if variant.name not in self.verdicts:
+                continue
+            say(name, f"preparing {variant.name}")
+            try:
+                if self.bench.timer is not None:
+                    self.tiles[variant.name] = variant.prepare(calls.lap, self.bench.timer)
+                lap = variant.lap(calls.lap, calls.stride)
+                self.extra_bytes[variant.name] = self._extra_bytes(lap, calls.largest)
+                laps[variant.name] = lap
+                hosts[variant.name] = Lap([lap.calls[n] for n in calls.smallest], 0, lap.inside)
+            except Exception as reason:
+                self.outcomes[variant.name] = outcome_of(reason)
+        say(name, "timing")
+        if not laps:
+            return
+        if self.bench.timer is None:
+            self.timing = time_on_cpu(laps, calls.stride, self.bench.copy, self.bench.effort, tick)
+        else:
+            self.timing = self.bench.timer.time(laps, self.bench.copy, self.bench.effort, tick)
+            good = {name: lap for name, lap in hosts.items() if lap.calls and name not in self.timing.errors}
+            self.host = self.bench.timer.host(good)
+        self.outcomes.update({variant: outcome_of(reason) for variant, reason in self.timing.errors.items()})
+        self.calls_per_sample = calls.stride if self.bench.timer is None else len(calls.lap)
+
+    def _extra_bytes(self, lap: Lap, largest: int) -> int:
+        """Extra memory of a call with the largest batch, after a first call that may allocate for good."""
+        with lap.inside():
+            lap.calls[largest]()
+            return peak_extra_bytes(lap.calls[largest], self.bench.device)
+
+    def _results(self) -> dict[str, Result]:
+        medians = {name: median for name, median in self.timing.medians().items() if name not in self.outcomes}
+        kinds = {variant.name: variant.facts for variant in self.bench.variants}
+        floors = {kinds[name].overlap: median for name, median in medians.items() if kinds[name].kind == "floor"}
+        peer = min((median for name, median in medians.items() if kinds[name].kind == "peer"), default=None)
+        results = {}
+        for variant in self.bench.variants:
+            name = variant.name
+            if name not in medians:
+                continue
+            time, verdict = spread(self.timing.seconds[name]), self.verdicts[name]
+            line = roofline(self.subject.bytes_per_call, time.median, self.bench.copy.bytes, self.timing.copy_seconds)
+            host = spread(self.host[name]) if self.host.get(name) else None
+            floor = floors.get(variant.facts.overlap)
+            results[name] = Result(
+                time_us=time.median * 1e6,
+                time_us_p20=time.p20 * 1e6,
+                time_us_p80=time.p80 * 1e6,
+                samples=len(self.timing.seconds[name]),
+                calls_per_sample=self.calls_per_sample,
+                gb_per_s=line.gb_per_s,
+                copy_gb_per_s=line.copy_gb_per_s,
+                share_of_copy=line.share_of_copy,
+                copy_floor_us=line.copy_floor_us,
+                speedup_vs_ref=medians[BASELINE] / time.median if BASELINE in medians else None,
+                speedup_vs_peer=peer / time.median if peer is not None else None,
+                share_of_floor=floor / time.median if floor is not None else None,
+                out_error=verdict.out_error,
+                state_error=verdict.state_error,
+                state_layout=variant.layout(self.subject.problem.state_layout),
+                extra_bytes=self.extra_bytes[name],
+                host_us=host.median * 1e6 if host else None,
+                host_us_p20=host.p20 * 1e6 if host else None,
+                host_us_p80=host.p80 * 1e6 if host else None,
+                tiles=self.tiles.get(name),
+            )
+        return results
+
+
+def outcome_of(reason: Exception) -> Outcome:
+    """The status that an exception stands for, and its sentence."""
+    if isinstance(reason, UnsupportedByBackend | PeerRefusal):
+        return Outcome("refused", str(reason))
+    if isinstance(reason, BackendUnavailable | PeerUnavailable):
+        return Outcome("unavailable", str(reason))
+    return Outcome("error", f"{type(reason).__name__}: {reason}")
+
+
+def auto_choice(subject: Subject) -> str:
+    """What `backend="auto"` would run, with the reason for every other backend."""
+    return str(explain_choice(subject.problem))

@@ -1,0 +1,120 @@
+"""What a report of a grid says: one table of times and one of ratios for each number of heads, and host times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
+from la_bench.report_content import against_others, environment_blocks, not_run, notes, ours, trouble
+from la_bench.report_text import HOW_TO_READ, STATUS_WORDS, count, number, percent, times
+from la_bench.rows import Row, ok_rows
+from la_bench.timing import spread
+
+TITLE = "Lightning Attention decode: a grid of sizes"
+
+LEFT_OUT = ("Workload",)
+"""Terms of the explanations that do not apply."""
+
+
+def grid_blocks(rows: Sequence[Row]) -> list[Block]:
+    """The whole report, in order."""
+    environment, facts = rows[0].environment, rows[0].workload
+    points = dict.fromkeys(row.workload.name for row in rows)
+    depth = "A quick run, with few samples, of" if environment.quick else "A run of"
+    speeds = [result.copy_gb_per_s for _, result in ok_rows(rows)]
+    copy = f" A large copy moves {number(min(speeds))} to {number(max(speeds))} GB/s." if speeds else ""
+    blocks: list[Block] = [
+        Heading(1, TITLE),
+        Paragraph(
+            f"{depth} {count(len(points), 'point')} on {environment.machine} ({environment.device}), "
+            f"{environment.utc}. K = V = {facts.K}, q, k, v in {facts.io_dtype}, states in {facts.state_dtype}, "
+            f"layout {facts.state_layout}; full batches, slots in random order.{copy}"
+        ),
+        *against_others(rows),
+        *trouble(rows),
+    ]
+    for heads in dict.fromkeys(row.workload.H for row in rows):
+        here = [row for row in rows if heads == row.workload.H]
+        blocks += [Heading(2, f"H = {heads}"), Paragraph("Device time of a call in microseconds, medians:")]
+        blocks.append(time_table(here))
+        ratios = ratio_table(here)
+        if ratios is not None:
+            blocks += [Paragraph("How many times faster than the fastest peer, and share of the floor:"), ratios]
+    host = host_table(rows)
+    if host is not None:
+        words = "Time that Python is busy with a call, in microseconds, over the points with small calls:"
+        blocks += [Heading(2, "Host time"), Paragraph(words), host]
+    return [
+        *blocks,
+        *notes(rows),
+        *not_run(rows),
+        *environment_blocks(rows),
+        Heading(2, "How to read this report"),
+        Bullets(tuple(item for item in HOW_TO_READ if item[0] not in LEFT_OUT)),
+    ]
+
+
+def time_table(rows: Sequence[Row]) -> Table:
+    """Times of one number of heads: a line for each B, a column for each variant that was tried."""
+    names = _tried(rows)
+    lines = []
+    for rows_of_point in _by_batch(rows):
+        by_name = {row.backend.name: row for row in rows_of_point}
+        floors = [result.copy_floor_us for _, result in ok_rows(rows_of_point)]
+        copy_floor = number(floors[0]) if floors else "-"
+        lines.append((str(_batch(rows_of_point)), copy_floor, *(_time(by_name[name]) for name in names)))
+    return Table(("B", "copy floor", *names), tuple(lines))
+
+
+def ratio_table(rows: Sequence[Row]) -> Table | None:
+    """Two columns for each of our variants; None where there is neither a peer nor a floor."""
+    names = list(dict.fromkeys(row.backend.name for row, _ in ours(rows)))
+    compared = [r for _, r in ours(rows) if r.speedup_vs_peer is not None or r.share_of_floor is not None]
+    if not compared:
+        return None
+    lines = []
+    for rows_of_point in _by_batch(rows):
+        results = {row.backend.name: result for row, result in ours(rows_of_point)}
+        peers = [(result.time_us, row.backend.name) for row, result in ok_rows(rows_of_point) if _is_peer(row)]
+        cells = [str(_batch(rows_of_point)), min(peers)[1] if peers else "-"]
+        for name in names:
+            result = results.get(name)
+            cells.append(times(result.speedup_vs_peer) if result else "-")
+            cells.append("-" if result is None or result.share_of_floor is None else percent(result.share_of_floor))
+        lines.append(tuple(cells))
+    columns = ["B", "fastest peer"]
+    for name in names:
+        columns += [f"{name}, vs peer", f"{name}, of floor"]
+    return Table(tuple(columns), tuple(lines), text_columns=2)
+
+
+def host_table(rows: Sequence[Row]) -> Table | None:
+    """Median over the points, and their span, of each variant; None without any."""
+    lines = []
+    for name in _tried(rows):
+        host = [r.host_us for row, r in ok_rows(rows) if row.backend.name == name and r.host_us is not None]
+        if host:
+            lines.append((name, number(spread(host).median), f"{number(min(host))} to {number(max(host))}"))
+    return Table(("variant", "median", "least to most"), tuple(lines)) if lines else None
+
+
+def _tried(rows: Sequence[Row]) -> list[str]:
+    """Names of variants with a result, or a fault, somewhere."""
+    return list(dict.fromkeys(row.backend.name for row in rows if row.status in ("ok", "failed", "error")))
+
+
+def _by_batch(rows: Sequence[Row]) -> list[list[Row]]:
+    points = dict.fromkeys(row.workload.name for row in rows)
+    return [[row for row in rows if row.workload.name == point] for point in points]
+
+
+def _batch(rows: Sequence[Row]) -> int:
+    return rows[0].workload.padded_rows[0]
+
+
+def _is_peer(row: Row) -> bool:
+    return row.backend.kind == "peer"
+
+
+def _time(row: Row) -> str:
+    return number(row.result.time_us) if row.result else STATUS_WORDS[row.status]

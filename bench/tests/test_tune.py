@@ -1,0 +1,127 @@
+"""Tuning times every choice of tiles, drops what is wrong, and sets the present choice against the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import la_bench.grid
+from la_bench.cli import main
+from la_bench.environment import read_environment
+from la_bench.errors import UsageError
+from la_bench.timing import Lap, Timing
+from la_bench.tune import UNITS, PackageBackend, TunedPoint, tune, tune_json_lines, tune_points, tune_table
+from la_core import DecodeProblem
+from la_ref.backend import RefBackend
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Tiles:
+    rows: int
+    wrong: bool = False
+
+
+class RefWithTiles:
+    """la-ref, as if it had tiles."""
+
+    def __init__(self) -> None:
+        self.problems: list[DecodeProblem] = []
+
+    def candidates(self, problem: DecodeProblem) -> Sequence[Hashable]:
+        self.problems.append(problem)
+        return (Tiles(1), Tiles(2), Tiles(4, wrong=True), Tiles(8))
+
+    def chosen(self, problem: DecodeProblem) -> Hashable:
+        return Tiles(2)
+
+    def launch(self, problem: DecodeProblem, tiles: Hashable) -> Callable[..., None]:
+        assert isinstance(tiles, Tiles)
+        if tiles.rows == 8:
+            raise ValueError("too many rows")
+
+        def launch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object) -> None:
+            RefBackend().decode(problem, q, k, v * 2 if tiles.wrong else v, *rest)  # type: ignore[arg-type]
+
+        return launch
+
+
+def made_up_times(laps: Mapping[str, Lap]) -> Timing:
+    """Two microseconds for the first choice, one more for each after it; every call is made once."""
+    for lap in laps.values():
+        for call in lap.calls:
+            call()
+    return Timing({name: [(2 + n) * 1e-6] * 3 for n, name in enumerate(laps)})
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[TunedPoint], RefWithTiles]:
+    monkeypatch.setitem(la_bench.grid.LAP_BYTES, "cpu", 1 << 20)
+    backend = RefWithTiles()
+    points = tune_points((8, 16), torch.float32, "kv", "cpu")
+    return tune(points, backend, CPU, overlap=True, measure=made_up_times), backend
+
+
+def test_the_table(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
+    table = tune_table(tuned[0])
+    # The present choice is always tried, here as the first.
+    assert table.rows[0] == ("8", "rows=2 wrong=False", "rows=2 wrong=False", "2.00", "1.00x")
+    assert {(p.overlap, p.state_layout, p.B) for p in tuned[1].problems} == {(True, "kv", 1), (True, "kv", 2)}
+
+
+def test_what_is_wrong_or_raises_is_not_timed(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
+    one = tuned[0][0]
+    faults = {tile.tiles: tile.fault for tile in one.times}
+    assert faults[Tiles(1)] is None
+    assert "state of" in str(faults[Tiles(4, wrong=True)])
+    assert faults[Tiles(8)] == "ValueError: too many rows"
+    assert [tile.time_us is None for tile in one.times] == [False, False, True, True]
+
+
+def test_json_lines(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
+    environment = read_environment(CPU, seed=0, quick=False)
+    rows = [json.loads(line) for line in tune_json_lines(tuned[0], "ref", environment).splitlines()]
+    assert len(rows) == 8
+    first = rows[0]
+    assert (first["units"], first["H"], first["B"], first["layout"], first["overlap"]) == (8, 8, 1, "kv", True)
+    assert first["tiles"] == {"rows": 2, "wrong": False}
+    assert first["time_us"] == pytest.approx(2.0)
+    assert [row["present_choice"] for row in rows[:4]] == [True, False, False, False]
+    assert rows[2]["time_us"] is None
+    assert first["environment"]["device"] == "cpu"
+
+
+def test_units_become_points() -> None:
+    points = tune_points(UNITS, torch.float32, "vk", "cuda")
+    assert [(p.H, p.B) for p in points[:2]] == [(8, 1), (8, 2)]
+    assert (points[-1].H, points[-1].B) == (32, 512)
+    assert all(units == p.H * p.B for p, units in zip(points, UNITS, strict=True))
+    with pytest.raises(UsageError, match="multiples of 8"):
+        tune_points((12,), torch.float32, "vk", "cuda")
+    with pytest.raises(UsageError, match="fit into a pool"):
+        tune_points((1 << 20,), torch.float32, "vk", "cuda")
+
+
+def test_backends_that_cannot_be_tuned() -> None:
+    with pytest.raises(UsageError, match="--backend nonsense cannot be tuned"):
+        PackageBackend("nonsense")
+    with pytest.raises(UsageError, match="--backend ref cannot be tuned"):
+        PackageBackend("ref")
+
+
+def test_the_tiles_of_triton() -> None:
+    pytest.importorskip("la_triton")
+    backend = PackageBackend("triton")
+    problem = DecodeProblem.contiguous(B=2, P=4, H=8, K=128, V=128, device="cuda", arch=(9, 0))
+    assert backend.chosen(problem) in backend.candidates(problem)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_tune_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune"]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
