@@ -44,22 +44,27 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     """The tiles for a problem: how many bytes of state a program owns, in how many warps.
 
     Small batches want many programs in flight, large ones long runs of memory and lines that stay in the L2 cache from
-    the read to the write. Measured on one H200, 2026-11, float32 states, K = V = 128, device time over cold slots
-    against the best of all tiles tried (`la-bench tune` measures them); a unit is one state of 64 KiB, so there are
-    H * B of them.
+    the read to the write. A unit is 64 KiB of states, a state of K = V = 128 in float32. Measured by `la-bench tune` on
+    one H200, 2026-11, K = V = 128, device time over cold slots against the best of :func:`candidate_tiles`
+    (`..`: not measured):
 
-    =========== ========== ============================== ============== ================================ ==============
-    layout      units      without overlap                times the best with overlap                     times the best
-    =========== ========== ============================== ============== ================================ ==============
-    K           up to 64   2 KiB, 1 warp                  1.00 to 1.01   8 KiB, 8 warps, evict last       1.00 to 1.03
-    contiguous  up to 128  2 KiB, 1 warp                  1.00           4 KiB, 1 warp                    1.00
-    ..          up to 256  4 KiB, 1 warp                  1.00           8 KiB, 8 warps, evict last       1.00
-    ..          up to 1024 8 KiB, 8 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
-    ..          up to 2048 8 KiB, 4 warps, evict last     1.00           8 KiB, 8 warps, evict last       1.00
-    ..          above      8 KiB, 4 warps, evict last     1.00           8 KiB, 1 warp, evict last        1.00
-    V           up to 512  32 KiB, 4 warps                1.00 to 1.10   32 KiB, 4 warps                  1.00 to 1.15
-    contiguous  above      32 KiB, 4 warps, evict last    1.00 to 1.01   32 KiB, 4 warps, evict last      1.00
-    =========== ========== ============================== ============== ================================ ==============
+    ============ ========== ============================ ============= ================================= =============
+    pool         units      without overlap              of the best   with overlap                      of the best
+    ============ ========== ============================ ============= ================================= =============
+    float32,     up to 64   2 KiB, 1 warp                1.00 to 1.02  8 KiB, 8 warps, evict last        1.00 to 1.06
+    K contiguous up to 128  2 KiB, 1 warp                1.00          4 KiB, 1 warp                     1.01
+    ..           up to 256  4 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.01
+    ..           up to 1024 8 KiB, 8 warps, evict last   1.00          8 KiB, 8 warps, evict last        1.00
+    ..           up to 2048 8 KiB, 4 warps, evict last   1.00          8 KiB, 8 warps, evict last        1.00
+    ..           above      8 KiB, 4 warps, evict last   1.00          8 KiB, 1 warp, evict last         1.00
+    16 bits,     up to 32   1 KiB, 1 warp                1.02 to 1.07  8 KiB, 8 warps, evict last        1.04
+    K contiguous up to 64   2 KiB, 1 warp                1.01          8 KiB, 8 warps, evict last        ..
+    ..           up to 128  2 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.00
+    ..           up to 256  4 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.02
+    ..           above      4 KiB, 1 warp, evict last    1.00 to 1.01  4 KiB, 1 warp, evict last         1.00
+    float32,     up to 512  32 KiB, 4 warps              1.00 to 1.03  32 KiB, 4 warps                   ..
+    V contiguous above      32 KiB, 4 warps, evict last  1.00          32 KiB, 4 warps, evict last       ..
+    ============ ========== ============================ ============= ================================= =============
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile: a row longer than 512 bytes therefore gets programs of one warp, since more would share it. With V
@@ -68,13 +73,18 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     units = problem.state_bytes / UNIT
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if units > 512 else "")
+    # Programs of one warp are cut at 64 registers of states a thread: 8 KiB in float32, 4 KiB in 16 bits.
+    wide = problem.state_dtype.itemsize == 4
     if problem.overlap:
-        if 64 < units <= 128:
+        if units <= 64:
+            return _tiles(problem, 8 * KIB, 8, "evict_last")
+        if units <= 256:
             return _tiles(problem, 4 * KIB, 1, "")
-        return _tiles(problem, 8 * KIB, 8 if units <= 2048 else 1, "evict_last")
+        return _tiles(problem, 8 * KIB, 8 if wide and units <= 2048 else 1, "evict_last")
     if units <= 256:
-        return _tiles(problem, (2 if units <= 128 else 4) * KIB, 1, "")
-    return _tiles(problem, 8 * KIB, 8 if units <= 1024 else 4, "evict_last")
+        program = 4 if units > 128 else 2 if wide or units > 32 else 1
+        return _tiles(problem, program * KIB, 1, "")
+    return _tiles(problem, 8 * KIB, (8 if units <= 1024 else 4) if wide else 1, "evict_last")
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
