@@ -99,6 +99,22 @@ def test_bits_are_read_as_the_dtype_they_are(target: Target, io_dtype: torch.dty
     assert bool((live == 2.25).all())
 
 
+@pytest.mark.parametrize("default", [bf16, fp16, torch.float64], ids=str)
+def test_the_default_dtype_of_torch_changes_no_bit(target: Target, default: torch.dtype) -> None:
+    """An engine sets it while it builds a model."""
+    case = target.fit(replace(NON_IDENTITY, out_dtype=fp32))
+    expected, inputs = target.inputs(case), target.inputs(case)
+    out = target.decode(expected)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        got = target.decode(inputs)
+    finally:
+        torch.set_default_dtype(before)
+    assert same_bits(got, out)
+    assert same_bits(inputs.s, expected.s)
+
+
 def test_dtypes_in_every_order(target: Target) -> None:
     """A kernel made for one combination of dtypes must not serve another, whichever came first."""
     variants = [

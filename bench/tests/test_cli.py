@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +89,8 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["compare", "--peer", "cula"],
         ["compare", "--grid", "8", "--state-dtype", "int8"],
         ["tune", "--units", "0"],
+        ["tune", "--units", "8,x"],
+        ["host", "--max-ratio", "x"],
         ["host", "--max-ratio", "0"],
         ["host", "--samples", "0"],
         ["ref", "--rounds", "0"],
@@ -98,7 +101,9 @@ def test_mistyped_options(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
-    assert "error: " in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "error: " in message
+    assert not re.search(r"invalid _\w+ value", message)
 
 
 def test_a_limit_on_the_block_sweep_is_refused(capsys: Capture) -> None:

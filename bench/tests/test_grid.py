@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from la_bench.grid_spec import DEFAULT_GRID, parse_grid
 from la_bench.report_grid import host_table, ratio_table, time_table
 from la_bench.rows import Row, from_json_lines
 from la_bench.run_grid import GridTensors, run_grid
+from la_bench.tensors import DecodeCall
 from la_bench.timing import Effort
 from la_bench.variants import backend_variants
 from la_bench.write_report import render_report
@@ -151,7 +153,7 @@ def rows(make_row: MakeRow) -> list[Row]:
     return rows
 
 
-def test_tables_of_a_grid(rows: list[Row]) -> None:
+def test_tables_of_a_grid(rows: list[Row], make_row: MakeRow) -> None:
     table = time_table(rows)
     assert table.columns == ("B", "copy floor", "triton", "triton+overlap", "in-place floor", "sglang", "cula")
     assert table.rows[0] == ("1", "3000", "2.00", "1.00", "1.80", "2.40", "FAILED")
@@ -159,17 +161,65 @@ def test_tables_of_a_grid(rows: list[Row]) -> None:
     ratios = ratio_table(rows)
     assert ratios is not None
     assert ratios.rows[0] == ("1", "sglang", "1.20x", "90 %", "2.40x", "80 %")
-    host = host_table(rows)
+    floor = make_row(backend="in-place floor", kind="floor", host_us=1.0, grid=(8, 1))
+    host = host_table([*rows, floor])
     assert host is not None
     assert host.rows[0] == ("triton", "264", "8.00 to 519")
     assert [line[0] for line in host.rows] == ["triton", "triton+overlap", "sglang"]
+
+
+def test_the_summary_says_where_and_beside_whom(make_row: MakeRow) -> None:
+    rows = [
+        make_row(backend="triton", time_us=2.0, against=(1.2, 0.9), grid=(8, 1)),
+        make_row(backend="sglang", time_us=2.4, kind="peer", grid=(8, 1)),
+        make_row(backend="triton", time_us=4.0, against=(0.9, 1.02), grid=(8, 2)),
+        make_row(backend="sglang", time_us=9.0, kind="peer", grid=(8, 2)),
+        make_row(backend="cula", time_us=3.6, kind="peer", grid=(8, 2)),
+    ]
+    assert (
+        "triton is 0.90x (H8/B2) to 1.20x (H8/B1) as fast as the best peer (sglang, cula) and at 90 % (H8/B1) to "
+        "102 % (H8/B2) of the in-place floor."
+    ) in render_report(rows)["report.md"]
+
+
+def test_doubts_are_reported_for_a_grid_too(make_row: MakeRow) -> None:
+    row = make_row(grid=(8, 1))
+    assert row.result is not None
+    warm = replace(row.workload, reuse_bytes=1 << 20)
+    wide = replace(row, workload=warm, result=replace(row.result, time_us_p80=5 * row.result.time_us_p20))
+    summary = render_report([wide])["report.md"].split("## H = 8")[0]
+    assert "the median says little: ref on H8/B1." in summary
+    assert "On H8/B1 part of the states is found in the machine's cache" in summary
+
+
+@pytest.mark.usefixtures("small")
+def test_a_point_that_cannot_be_set_up_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = GridTensors.lap
+
+    def lap(self: GridTensors, point: GridPoint) -> list[DecodeCall]:
+        if point.B == 2:
+            raise RuntimeError("no memory left")
+        return whole(self, point)
+
+    monkeypatch.setattr(GridTensors, "lap", lap)
+    rows = run([GridPoint(2, B, device_type="cpu") for B in (1, 2, 3)], "ref")
+    assert [(row.status, row.reason) for row in rows] == [
+        ("ok", None),
+        ("error", "RuntimeError: no memory left"),
+        ("ok", None),
+    ]
 
 
 def test_the_report_of_a_grid(rows: list[Row]) -> None:
     files = render_report(rows)
     assert set(files) == {"report.md", "report.html", "rows.jsonl"}
     text = files["report.md"]
-    assert "triton+overlap is 2.40x as fast as the best peer and at 80 % of the in-place floor." in text
+    sentence = (
+        "triton+overlap is 2.40x as fast as the best peer (sglang) and at 80 % of the in-place floor with overlap."
+    )
+    assert sentence in text
+    assert "workload" not in text.split("## What was not timed")[0]
+    assert "another layer's pool" not in text
     assert "**FAILED: cula on H8/B1. First: out of 8 is off**" in text
     assert "- **sglang**: Differs." in text
     assert "| cula | refused | H8/B512 | cula has no padding |" in text

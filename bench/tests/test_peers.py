@@ -20,7 +20,7 @@ from la_bench.peers import PEERS, load_peer, select_peers
 from la_bench.peers.peer import Peer, PeerRefusal, PeerUnavailable
 from la_bench.run_grid import GridSubject, GridTensors
 from la_bench.tensors import DecodeCall
-from la_bench.variants import BackendVariant, PeerVariant
+from la_bench.variants import BackendVariant, PeerVariant, peer_variants
 from la_bench.workloads import Workload, make_workload
 from la_core import DecodeProblem
 from la_core.conformance.compare import out_errors, state_errors
@@ -250,6 +250,14 @@ def test_a_peer_that_cannot_be_loaded_says_why(source: str, sentence: str, tmp_p
 def test_a_peer_that_is_not_installed_says_how_to_pass_it(tmp_path: Path) -> None:
     assert "Pass --peer cula=PATH, a la_decode.py or the folder of cula" in str(load_peer("cula", None))
     assert "holds none of fla/ops/common/fused_recurrent.py" in str(load_peer("fla", tmp_path))
+
+
+def test_a_path_that_was_given_must_lead_to_a_peer(tmp_path: Path) -> None:
+    (missing,) = peer_variants(["cula"], {})
+    assert isinstance(missing, PeerVariant)
+    assert isinstance(missing.peer, PeerUnavailable)
+    with pytest.raises(UsageError, match=r"--peer cula=.*: .* holds none of cula/ops/la_decode.py"):
+        peer_variants(["cula"], {"cula": tmp_path})
 
 
 def refusals(name: str, path: Path | None) -> Callable[..., str | None]:

@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+import la_bench.write_report
 from la_bench.errors import UsageError
 from la_bench.report_blocks import Paragraph, Table, to_markdown
 from la_bench.report_html import to_html
 from la_bench.rows import Row, to_json_lines
-from la_bench.write_report import check_folder, render_report, write_report
+from la_bench.write_report import check_file, check_folder, render_report, write_file, write_report
 
 MakeRow = Callable[..., Row]
 
@@ -202,3 +203,27 @@ def test_a_folder_that_cannot_be_written_to(rows: Sequence[Row], tmp_path: Path)
         check_folder(file)
     with pytest.raises(UsageError, match="Not a directory"):
         write_report(rows, file / "below")
+
+
+def test_a_file_that_cannot_be_written_to(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.write_text("kept")
+    check_file(old)
+    assert old.read_text() == "kept"
+    check_file(tmp_path / "new" / "tiles.jsonl")
+    with pytest.raises(UsageError, match="--out must be a file that can be written to"):
+        check_file(tmp_path)
+    with pytest.raises(UsageError, match=r"/dev/full: No space left on device\. Pass another one"):
+        write_file(Path("/dev/full"), "rows\n")
+
+
+def test_rows_are_on_disk_before_anything_that_can_fail(
+    rows: Sequence[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(rows: Sequence[Row]) -> dict[str, str]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(la_bench.write_report, "render_report", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        write_report(rows, tmp_path)
+    assert (tmp_path / "rows.jsonl").read_text() == to_json_lines(rows)

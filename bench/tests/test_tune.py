@@ -15,6 +15,7 @@ from la_bench.environment import read_environment
 from la_bench.errors import UsageError
 from la_bench.timing import Lap, Timing
 from la_bench.tune import UNITS, PackageBackend, TunedPoint, tune, tune_json_lines, tune_points, tune_table
+from la_bench.variants import backend_facts
 from la_core import DecodeProblem
 from la_ref.backend import RefBackend
 
@@ -64,7 +65,27 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> tuple[list[TunedPoint], RefWithTil
     monkeypatch.setitem(la_bench.grid.LAP_BYTES, "cpu", 1 << 20)
     backend = RefWithTiles()
     points = tune_points((8, 16), torch.float32, "kv", "cpu")
-    return tune(points, backend, CPU, overlap=True, measure=made_up_times), backend
+    done, stopped = tune(points, backend, CPU, overlap=True, measure=made_up_times)
+    assert stopped is None
+    return done, backend
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt(), RuntimeError("the GPU fell over")], ids=["ctrl_c", "raises"])
+def test_what_ends_a_run_early_leaves_the_points_before(monkeypatch: pytest.MonkeyPatch, reason: BaseException) -> None:
+    monkeypatch.setitem(la_bench.grid.LAP_BYTES, "cpu", 1 << 20)
+    measured = 0
+
+    def measure(laps: Mapping[str, Lap]) -> Timing:
+        nonlocal measured
+        measured += 1
+        if measured == 2:
+            raise reason
+        return made_up_times(laps)
+
+    points = tune_points((8, 16, 24), torch.float32, "vk", "cpu")
+    done, stopped = tune(points, RefWithTiles(), CPU, overlap=False, measure=measure)
+    assert [one.units for one in done] == [8]
+    assert stopped is reason
 
 
 def test_the_table(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
@@ -85,7 +106,7 @@ def test_what_is_wrong_or_raises_is_not_timed(tuned: tuple[list[TunedPoint], Ref
 
 def test_json_lines(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
     environment = read_environment(CPU, seed=0, quick=False)
-    rows = [json.loads(line) for line in tune_json_lines(tuned[0], "ref", environment).splitlines()]
+    rows = [json.loads(line) for line in tune_json_lines(tuned[0], backend_facts("ref"), environment).splitlines()]
     assert len(rows) == 8
     first = rows[0]
     assert (first["units"], first["H"], first["B"], first["layout"], first["overlap"]) == (8, 8, 1, "kv", True)
@@ -94,6 +115,7 @@ def test_json_lines(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
     assert [row["present_choice"] for row in rows[:4]] == [True, False, False, False]
     assert rows[2]["time_us"] is None
     assert first["environment"]["device"] == "cpu"
+    assert first["source_hash"] == backend_facts("ref").source_hash is not None
 
 
 def test_units_become_points() -> None:
@@ -124,4 +146,6 @@ def test_the_tiles_of_triton() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_tune_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune"]) == 2
-    assert "needs a CUDA device" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "tune needs a CUDA device" in message
+    assert "--device" not in message

@@ -96,8 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
     tune.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, default="float32", help="default: float32")
     tune.add_argument("--overlap", action="store_true", help="with overlap of kernels")
-    tune.add_argument("--units", type=_counts, metavar="N,N", help="states in a call (default: 8, 16, ... 16384)")
-    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each choice of tiles")
+    tune.add_argument(
+        "--units", type=_counts, metavar="N,N", help="states in a call, heads x rows (default: 8, 16, ... 16384)"
+    )
+    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
 
     host = commands.add_parser(
         "host",
@@ -146,17 +148,17 @@ def _grid(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a positive number, got {text}")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
+    return _whole(text, 1, "must be at least 1")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -164,9 +166,17 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text}")
+    return _whole(text, 0, "must not be negative")
+
+
+def _whole(text: str, least: int, rule: str) -> int:
+    # argparse would answer a ValueError with the name of a private function.
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
     return value
 
 

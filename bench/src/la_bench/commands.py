@@ -30,9 +30,16 @@ from la_bench.timing import FULL, QUICK, CopyProbe, Spread
 from la_bench.tune import EFFORT as TUNE_EFFORT
 from la_bench.tune import UNITS, PackageBackend, show_tiles, tune_json_lines, tune_points, tune_table
 from la_bench.tune import tune as tune_backend
-from la_bench.variants import BASELINE, backend_variants, floor_variants, peer_variants, select_backends
+from la_bench.variants import (
+    BASELINE,
+    backend_facts,
+    backend_variants,
+    floor_variants,
+    peer_variants,
+    select_backends,
+)
 from la_bench.workloads import make_workload, select_workloads
-from la_bench.write_report import check_folder, write_report
+from la_bench.write_report import check_file, check_folder, write_file, write_report
 from la_core import list_backends
 from la_core.spec.decode_problem import StateLayout, compute_capability
 
@@ -48,7 +55,7 @@ def compare(options: Namespace) -> int:
     paths = dict(options.peer)
     peers = select_peers(options.peers, paths, by_default=device.type == "cuda")
     points = _grid_points(options, device)
-    if points and not options.backends and device.type == "cuda":
+    if points and BASELINE not in options.backends and device.type == "cuda":
         # Plain torch stands there as a peer; la-ref is no faster and takes longer than all others together.
         backends = tuple(name for name in backends if name != BASELINE)
     names = select_workloads(device.type, options.workloads, quick=options.quick)
@@ -75,7 +82,7 @@ def compare(options: Namespace) -> int:
         else:
             workloads = [make_workload(name, device.type, options.seed) for name in names]
             rows = run_compare(workloads, variants, device, environment, effort, say=say, tick=tick)
-    paths_written = write_report(rows, options.out)
+    # Before the files: if they cannot be written, the figures are at least here.
     for table in _grid_tables(rows) if points else [_compare_table(rows)]:
         _show(table)
     for backend, reason in dict.fromkeys(
@@ -84,13 +91,14 @@ def compare(options: Namespace) -> int:
         if row.status in ("failed", "error")
     ):
         _say(f"{backend}: {reason}")
-    for path in paths_written:
+    for path in write_report(rows, options.out):
         _say(str(path))
     if any(row.status == "interrupted" for row in rows):
         return 130
     # A peer that is wrong is a finding, not a failure of this project.
     statuses = {row.status for row in rows if row.backend.kind != "peer"}
-    return 1 if statuses & {"failed", "error"} or "ok" not in statuses else 0
+    ran = any(row.status == "ok" for row in rows if row.backend.kind == "backend")
+    return 1 if statuses & {"failed", "error"} or not ran else 0
 
 
 def _list_compare(options: Namespace, device: torch.device) -> int:
@@ -123,17 +131,17 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
 
 def tune(options: Namespace) -> int:
     """`la-bench tune`."""
-    require_cuda()
+    require_cuda("tune", instead="")
     device = torch.device("cuda")
     layout: StateLayout = options.layout
     points = tune_points(options.units or UNITS, STATE_DTYPES[options.state_dtype], layout, device.type)
     backend = PackageBackend(options.backend)
     if options.out is not None:
-        check_folder(options.out.parent)
+        check_file(options.out)
     timer, copy = GraphTimer(), CopyProbe(device)
     with _progress() as progress:
         task = progress.add_task("tiles", total=1.0)
-        tuned = tune_backend(
+        tuned, stopped = tune_backend(
             points,
             backend,
             device,
@@ -141,18 +149,21 @@ def tune(options: Namespace) -> int:
             measure=lambda laps: timer.time(laps, copy, TUNE_EFFORT, lambda done: None),
             tick=lambda done: progress.update(task, completed=done),
         )
-    if options.out is not None:
-        environment = read_environment(device, seed=0, quick=False)
-        options.out.write_text(tune_json_lines(tuned, options.backend, environment), encoding="utf-8", newline="\n")
     words = f"{options.backend}, {options.state_dtype}, {layout}{', overlap' if options.overlap else ''}"
     _show(_filled(f"tiles of {words}: states in a call, and what the present choice costs", tune_table(tuned)))
+    if options.out is not None and tuned:
+        environment = read_environment(device, seed=0, quick=False)
+        write_file(options.out, tune_json_lines(tuned, backend_facts(options.backend), environment))
     faults = [(one.units, tile) for one in tuned for tile in one.times if tile.fault]
     for units, tile in faults:
         _say(f"FAILED: {show_tiles(tile.tiles)} at {units} units: {tile.fault}")
-    if len(tuned) < len(points):
-        _say("stopped by Ctrl-C")
+    if stopped is not None:
+        left = ", ".join(str(point.H * point.B) for point in points[len(tuned) :])
+        what = "stopped by Ctrl-C" if isinstance(stopped, KeyboardInterrupt) else f"{type(stopped).__name__}: {stopped}"
+        _say(f"{what}; states in a call not finished: {left}")
+    if isinstance(stopped, KeyboardInterrupt):
         return 130
-    return 1 if faults else 0
+    return 1 if faults or stopped else 0
 
 
 def host(options: Namespace) -> int:
@@ -217,9 +228,10 @@ def _compare_table(rows: Sequence[Row]) -> Table:
 def _grid_tables(rows: Sequence[Row]) -> list[Table]:
     """A table of times for each number of heads, and one of host times."""
     tables = []
+    kind = "device time" if rows[0].environment.device == "cuda" else "time"
     for heads in dict.fromkeys(row.workload.H for row in rows):
         content = time_table([row for row in rows if heads == row.workload.H])
-        tables.append(_filled(f"H = {heads}: device time of a call in us", content))
+        tables.append(_filled(f"H = {heads}: {kind} of a call in us", content))
     host = host_table(rows)
     return [*tables, _filled("host time of a call in us", host)] if host else tables
 

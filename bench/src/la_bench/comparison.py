@@ -116,11 +116,19 @@ class Comparison:
         self.calls_per_sample = 0
 
     def rows(self, say: Say, tick: Tick) -> list[Row]:
-        """One row per variant."""
-        self._judge(say)
-        if self.verdicts:
-            # After the gate: float64 truths and pools together would take twice the memory.
-            self._time(say, tick)
+        """One row per variant.
+
+        What the subject raises itself (no memory left, a GPU that some call has spoilt) is an error of all variants
+        that have no outcome yet: rows of finished subjects must not be lost to it.
+        """
+        try:
+            self._judge(say)
+            if self.verdicts:
+                # After the gate: float64 truths and pools together would take twice the memory.
+                self._time(say, tick)
+        except Exception as reason:
+            for variant in self.bench.variants:
+                self.outcomes.setdefault(variant.name, outcome_of(reason))
         tick(1.0)
         facts, choice = self.subject.facts(), auto_choice(self.subject)
         results = self._results()

@@ -7,6 +7,7 @@ import platform
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -27,6 +28,8 @@ class Environment:
         Size of the last-level cache (CPU) or of L2 (GPU); None if unknown.
     commit, dirty
         Of the git checkout this package lies in; None outside of one.
+    triton, cutlass_dsl
+        Versions of the compilers of kernels; None where they are not installed, and in rows from before they were kept.
     """
 
     utc: str
@@ -45,6 +48,8 @@ class Environment:
     dirty: bool | None
     seed: int
     quick: bool
+    triton: str | None = None
+    cutlass_dsl: str | None = None
 
 
 def read_environment(device: torch.device, *, seed: int, quick: bool) -> Environment:
@@ -73,7 +78,16 @@ def read_environment(device: torch.device, *, seed: int, quick: bool) -> Environ
         dirty=dirty,
         seed=seed,
         quick=quick,
+        triton=_version("triton"),
+        cutlass_dsl=_version("nvidia-cutlass-dsl"),
     )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def cpu_model() -> str:

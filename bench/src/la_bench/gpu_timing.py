@@ -24,15 +24,17 @@ SPIN_CYCLES = 600_000
 HOST_CALLS = 40
 """Calls in one sample of host time: fewer than a stream queues."""
 
+HOST_WARM_UP = 5
+"""Calls before each sample of host time: what ran before must not decide how warm the CPU's caches are."""
+
 HOST_SAMPLES = 7
 
 
-def require_cuda() -> None:
+def require_cuda(who: str = "--device cuda", instead: str = " Pass --device cpu.") -> None:
     """Refuse to measure a GPU that is not there."""
     if not torch.cuda.is_available():
         raise UsageError(
-            "--device cuda needs a CUDA device and a torch built for it; torch.cuda.is_available() is False here. "
-            "Pass --device cpu."
+            f"{who} needs a CUDA device and a torch built for it; torch.cuda.is_available() is False here.{instead}"
         )
 
 
@@ -151,6 +153,8 @@ def _seconds(work: Callable[[], None]) -> float:
 def _host_seconds(lap: Lap) -> float:
     calls = [lap.calls[n % len(lap.calls)] for n in range(HOST_CALLS)]
     with lap.inside():
+        for call in calls[:HOST_WARM_UP]:
+            call()
         torch.cuda.synchronize()
         start = perf_counter()
         for call in calls:

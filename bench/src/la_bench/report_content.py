@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
@@ -72,26 +72,7 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
         *against_others(rows),
         *trouble(rows),
     ]
-    speeds = [result.copy_gb_per_s for _, result in ok_rows(rows)]
-    if speeds and max(speeds) > STEADY * min(speeds):
-        blocks.append(
-            Paragraph(
-                f"The machine was not steady: its copy bandwidth lay between {number(min(speeds))} and "
-                f"{number(max(speeds))} GB/s. Other programs, or the clock, changed it. Figures of one workload were "
-                "taken side by side and can be compared; times of different workloads less so.",
-            )
-        )
-    scattered = [row for row, result in ok_rows(rows) if result.time_us_p80 > NARROW * result.time_us_p20]
-    if scattered:
-        names = listing([f"{row.backend.name} on {row.workload.name}" for row in scattered])
-        blocks.append(
-            Paragraph(f"Times scattered (p80 above {NARROW:g} times p20), so the median says little: {names}.")
-        )
-    cache = environment.cache_bytes or 0
-    warm = _names(row.workload.name for row, _ in ok_rows(rows) if row.workload.reuse_bytes < cache)
-    if warm:
-        sentence = "part of the states is found in the machine's cache, so more than 100 % is possible."
-        blocks.append(Paragraph(f"On {listing(warm)} {sentence}"))
+    blocks += doubts(rows)
     table = []
     for workload in workloads:
         best = best_of(rows, workload)
@@ -103,6 +84,38 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
             table.append((workload, row.backend.name, *cells))
     columns = ("workload", "best backend", "time per call", "share of copy bandwidth", "speed-up vs ref")
     return [*blocks, Table(columns, tuple(table), text_columns=2)]
+
+
+def doubts(rows: Sequence[Row]) -> list[Block]:
+    """Why times may say less than they seem to: an unsteady machine, scattered samples, states found in a cache."""
+    blocks: list[Block] = []
+    noun = subject_noun(rows)
+    speeds = [result.copy_gb_per_s for _, result in ok_rows(rows)]
+    if speeds and max(speeds) > STEADY * min(speeds):
+        blocks.append(
+            Paragraph(
+                f"The machine was not steady: its copy bandwidth lay between {number(min(speeds))} and "
+                f"{number(max(speeds))} GB/s. Other programs, or the clock, changed it. Figures of one {noun} were "
+                f"taken side by side and can be compared; times of different {noun}s less so.",
+            )
+        )
+    scattered = [row for row, result in ok_rows(rows) if result.time_us_p80 > NARROW * result.time_us_p20]
+    if scattered:
+        names = listing([f"{row.backend.name} on {row.workload.name}" for row in scattered])
+        blocks.append(
+            Paragraph(f"Times scattered (p80 above {NARROW:g} times p20), so the median says little: {names}.")
+        )
+    cache = rows[0].environment.cache_bytes or 0
+    warm = _names(row.workload.name for row, _ in ok_rows(rows) if row.workload.reuse_bytes < cache)
+    if warm:
+        sentence = "part of the states is found in the machine's cache, so more than 100 % is possible."
+        blocks.append(Paragraph(f"On {listing(warm)} {sentence}"))
+    return blocks
+
+
+def subject_noun(rows: Sequence[Row]) -> str:
+    """What rows are about: workloads, or points of a grid."""
+    return "point" if rows[0].workload.grid else "workload"
 
 
 def trouble(rows: Sequence[Row]) -> list[Block]:
@@ -120,7 +133,10 @@ def trouble(rows: Sequence[Row]) -> list[Block]:
     interrupted = _names(row.workload.name for row in rows if row.status == "interrupted")
     if interrupted:
         blocks.append(
-            Paragraph(f"The run was stopped by Ctrl-C: {count(len(interrupted), 'workload')} not finished.", alarm=True)
+            Paragraph(
+                f"The run was stopped by Ctrl-C: {count(len(interrupted), subject_noun(rows))} not finished.",
+                alarm=True,
+            )
         )
     return blocks
 
@@ -129,14 +145,35 @@ def against_others(rows: Sequence[Row]) -> list[Block]:
     """Where the backends stand between the floor and the peers, a sentence for each that has one to compare with."""
     blocks: list[Block] = []
     for backend in _names(row.backend.name for row, _ in ours(rows)):
-        mine = [result for row, result in ours(rows) if row.backend.name == backend]
-        speedups = [result.speedup_vs_peer for result in mine if result.speedup_vs_peer is not None]
-        shares = [result.share_of_floor for result in mine if result.share_of_floor is not None]
-        parts = [f"{span([times(min(speedups)), times(max(speedups))])} as fast as the best peer"] if speedups else []
-        parts += [f"at {span([percent(min(shares)), percent(max(shares))])} of the in-place floor"] if shares else []
+        mine = [(row, result) for row, result in ours(rows) if row.backend.name == backend]
+        speedups = [(r.speedup_vs_peer, row.workload.name) for row, r in mine if r.speedup_vs_peer is not None]
+        shares = [(r.share_of_floor, row.workload.name) for row, r in mine if r.share_of_floor is not None]
+        parts = []
+        if speedups:
+            best = _names(fastest_peer(rows, workload) for _, workload in speedups)
+            parts.append(f"{_range(speedups, times)} as fast as the best peer ({listing(best)})")
+        if shares:
+            overlap = " with overlap" if mine[0][0].backend.overlap else ""
+            parts.append(f"at {_range(shares, percent)} of the in-place floor{overlap}")
         if parts:
             blocks.append(Paragraph(f"{backend} is {' and '.join(parts)}."))
     return blocks
+
+
+def fastest_peer(rows: Sequence[Row], workload: str) -> str:
+    """Name of the fastest peer on a workload, a dash without any."""
+    timed = [
+        (r.time_us, row.backend.name)
+        for row, r in ok_rows(rows)
+        if (row.workload.name, row.backend.kind) == (workload, "peer")
+    ]
+    return min(timed)[1] if timed else "-"
+
+
+def _range(values: Sequence[tuple[float, str]], words: Callable[[float], str]) -> str:
+    """`low (where) to high (where)`, or one of them where both read the same."""
+    (low, first), (high, last) = min(values), max(values)
+    return words(low) if words(low) == words(high) else f"{words(low)} ({first}) to {words(high)} ({last})"
 
 
 def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[str]) -> list[str]:
@@ -246,9 +283,9 @@ def not_run(rows: Sequence[Row]) -> list[Block]:
             (backend, status, "all" if names == everything else listing(names), reason)
             for (backend, status, reason), names in groups.items()
         ]
-        blocks.append(Table(("backend", "status", "workloads", "reason"), tuple(cells), text_columns=4))
+        blocks.append(Table(("backend", "status", f"{subject_noun(rows)}s", "reason"), tuple(cells), text_columns=4))
     else:
-        blocks.append(Paragraph("Every backend was timed on every workload."))
+        blocks.append(Paragraph(f"Every backend was timed on every {subject_noun(rows)}."))
     choices: dict[str, list[str]] = {}
     for row in rows:
         if row.workload.name not in choices.setdefault(row.auto_choice, []):
@@ -265,11 +302,14 @@ def environment_blocks(rows: Sequence[Row]) -> list[Block]:
     facts = [asdict(row.environment) for row in rows]
     table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0]]
     backends = {row.backend.name: row.backend for row in rows}.values()
-    sources = tuple((b.name, b.distribution or "not installed", b.source_hash or "-") for b in backends)
+    here = {row.backend.name for row in rows if row.status != "unavailable"}
+    sources = tuple(
+        (b.name, b.distribution or ("-" if b.name in here else "not installed"), b.source_hash or "-") for b in backends
+    )
     return [
         Heading(2, "Environment"),
         Table(("fact", "value"), tuple(table), text_columns=2),
-        Table(("backend", "distribution", "SHA-256 of its sources"), sources, text_columns=3),
+        Table(("backend, floor or peer", "distribution or file", "SHA-256 of its sources"), sources, text_columns=3),
     ]
 
 

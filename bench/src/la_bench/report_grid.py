@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
-from la_bench.report_content import against_others, environment_blocks, not_run, notes, ours, trouble
-from la_bench.report_text import HOW_TO_READ, STATUS_WORDS, count, number, percent, times
+from la_bench.report_content import (
+    against_others,
+    doubts,
+    environment_blocks,
+    fastest_peer,
+    not_run,
+    notes,
+    ours,
+    trouble,
+)
+from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, number, percent, times
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
 TITLE = "Lightning Attention decode: a grid of sizes"
-
-LEFT_OUT = ("Workload",)
-"""Terms of the explanations that do not apply."""
 
 
 def grid_blocks(rows: Sequence[Row]) -> list[Block]:
@@ -32,10 +38,12 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         ),
         *against_others(rows),
         *trouble(rows),
+        *doubts(rows),
     ]
+    kind = "Device time" if environment.device == "cuda" else "Time"
     for heads in dict.fromkeys(row.workload.H for row in rows):
         here = [row for row in rows if heads == row.workload.H]
-        blocks += [Heading(2, f"H = {heads}"), Paragraph("Device time of a call in microseconds, medians:")]
+        blocks += [Heading(2, f"H = {heads}"), Paragraph(f"{kind} of a call in microseconds, medians:")]
         blocks.append(time_table(here))
         ratios = ratio_table(here)
         if ratios is not None:
@@ -50,7 +58,7 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         *not_run(rows),
         *environment_blocks(rows),
         Heading(2, "How to read this report"),
-        Bullets(tuple(item for item in HOW_TO_READ if item[0] not in LEFT_OUT)),
+        Bullets(HOW_TO_READ_GRID),
     ]
 
 
@@ -62,7 +70,7 @@ def time_table(rows: Sequence[Row]) -> Table:
         by_name = {row.backend.name: row for row in rows_of_point}
         floors = [result.copy_floor_us for _, result in ok_rows(rows_of_point)]
         copy_floor = number(floors[0]) if floors else "-"
-        lines.append((str(_batch(rows_of_point)), copy_floor, *(_time(by_name[name]) for name in names)))
+        lines.append((str(_batch(rows_of_point)), copy_floor, *(_time(by_name.get(name)) for name in names)))
     return Table(("B", "copy floor", *names), tuple(lines))
 
 
@@ -75,8 +83,7 @@ def ratio_table(rows: Sequence[Row]) -> Table | None:
     lines = []
     for rows_of_point in _by_batch(rows):
         results = {row.backend.name: result for row, result in ours(rows_of_point)}
-        peers = [(result.time_us, row.backend.name) for row, result in ok_rows(rows_of_point) if _is_peer(row)]
-        cells = [str(_batch(rows_of_point)), min(peers)[1] if peers else "-"]
+        cells = [str(_batch(rows_of_point)), fastest_peer(rows_of_point, rows_of_point[0].workload.name)]
         for name in names:
             result = results.get(name)
             cells.append(times(result.speedup_vs_peer) if result else "-")
@@ -89,9 +96,13 @@ def ratio_table(rows: Sequence[Row]) -> Table | None:
 
 
 def host_table(rows: Sequence[Row]) -> Table | None:
-    """Median over the points, and their span, of each variant; None without any."""
+    """Median over the points, and their span, of each variant; None without any.
+
+    Floors are left out: they are floors of device time, launched by Triton's own slow launcher.
+    """
     lines = []
-    for name in _tried(rows):
+    floors = {row.backend.name for row in rows if row.backend.kind == "floor"}
+    for name in (name for name in _tried(rows) if name not in floors):
         host = [r.host_us for row, r in ok_rows(rows) if row.backend.name == name and r.host_us is not None]
         if host:
             lines.append((name, number(spread(host).median), f"{number(min(host))} to {number(max(host))}"))
@@ -112,9 +123,7 @@ def _batch(rows: Sequence[Row]) -> int:
     return rows[0].workload.padded_rows[0]
 
 
-def _is_peer(row: Row) -> bool:
-    return row.backend.kind == "peer"
-
-
-def _time(row: Row) -> str:
+def _time(row: Row | None) -> str:
+    if row is None:
+        return "-"
     return number(row.result.time_us) if row.result else STATUS_WORDS[row.status]

@@ -74,16 +74,19 @@ HOW_TO_READ = (
         "Floor",
         "on a GPU, the in-place floor is the time of a kernel that only multiplies the same states in place, found "
         "through the same slots, the best of a handful of tiles. A share is the floor's time over the variant's; "
-        "variants with overlap are set against the floor with overlap.",
+        "variants with overlap are set against the floor with overlap. It is a measured kernel, not a law: where "
+        "another way to walk through the states suits the GPU better, a share can exceed 100 %.",
     ),
     (
         "Overlap",
-        "a kernel may start while the one before it still runs: la_core.use_overlap. It pays where calls are short.",
+        "a kernel may start while the one before it still runs: la_core.use_overlap. It pays where calls are short. "
+        "Here the kernel before is another call of the same kind; in an engine it is another kernel, and the gain "
+        "depends on it. Peers have no overlap.",
     ),
     (
         "Peers",
         "public kernels of others, called as their engines call them, through the same gate. What a peer leaves out or "
-        "does differently is said beside its name. 'vs best peer' compares with the fastest of them.",
+        "does differently is said beside its name. 'vs best peer' compares with the fastest of those that were timed.",
     ),
     (
         "Host time",
@@ -105,6 +108,30 @@ HOW_TO_READ = (
         "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine.",
     ),
 )
+
+GRID_TERMS = {
+    "Gate": "before anything is timed, a variant makes one of the calls that are timed, on the same tensors. Up to six "
+    "of its rows are judged against float64 per (row, head), and every slot that the call does not name is compared "
+    "bit by bit. A variant that fails has no time.",
+    "Time per call": "median over the rounds. A sample is one lap over all calls of a point, divided by their number. "
+    "Variants take turns within each round in one process. On a GPU a lap is a replayed CUDA graph, on a CPU it is "
+    "wall time of a few calls of the lap, with all checks of la_core.decode on.",
+    "Cold states": "the calls of a lap name different slots of one pool, as long as it suffices, so that states come "
+    "from memory. q, k, v and the output are the same in all calls and stay in the cache; they are less than 1 % of "
+    "the bytes of a call with float32 states.",
+    "Copy floor": "the time that the fewest bytes of a call (states read and written, q, k, v, offsets and slopes "
+    "read, the output written) would take at the speed of a large eager copy, made once per round beside the calls.",
+    "Host time": "how long Python is busy with a call on a GPU, with all checks of la_core.decode on and launches not "
+    "waited for, over points with few states.",
+}
+"""What reads otherwise in a grid, or has no counterpart among workloads."""
+
+HOW_TO_READ_GRID = tuple(
+    (term, GRID_TERMS.get(term, text))
+    for term, text in (*HOW_TO_READ[1:4], ("Copy floor", ""), *HOW_TO_READ[7:])
+    if term not in ("Errors", "Extra memory")
+)
+"""Explanations of the report of a grid."""
 
 
 def time(microseconds: float) -> str:

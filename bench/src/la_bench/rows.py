@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from la_bench.environment import Environment
@@ -132,7 +132,7 @@ class Row:
 
 def to_json_lines(rows: Iterable[Row]) -> str:
     """One object a line."""
-    return "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+    return "".join(json.dumps(_to_dict(row), ensure_ascii=False) + "\n" for row in rows)
 
 
 def from_json_lines(text: str) -> list[Row]:
@@ -143,6 +143,14 @@ def from_json_lines(text: str) -> list[Row]:
 def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
     """Rows that carry a result."""
     return [(row, row.result) for row in rows if row.result is not None]
+
+
+def _to_dict(row: Row) -> dict[str, Any]:
+    """All fields, but for those of the environment that came later and are not known: old rows stay as they were."""
+    data = asdict(row)
+    later = [field.name for field in fields(Environment) if field.default is None]
+    data["environment"] = {k: v for k, v in data["environment"].items() if v is not None or k not in later}
+    return data
 
 
 def _from_dict(data: dict[str, Any]) -> Row:

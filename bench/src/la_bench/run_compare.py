@@ -92,7 +92,7 @@ def compare_subjects(
     except KeyboardInterrupt:
         for subject in subjects[len(rows) // len(variants) :]:
             facts, choice = subject.facts(), auto_choice(subject)
-            reason = "stopped by Ctrl-C before this workload was finished"
+            reason = "stopped by Ctrl-C before it was finished"
             rows += [Row(SCHEMA, facts, v.facts, "interrupted", reason, None, choice, environment) for v in variants]
     return rows
 

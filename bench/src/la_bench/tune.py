@@ -162,17 +162,17 @@ def tune(
     measure: Measure,
     seed: int = 0,
     tick: Tick = lambda done: None,
-) -> list[TunedPoint]:
-    """All tiles at all points; Ctrl-C keeps the points that are done."""
+) -> tuple[list[TunedPoint], BaseException | None]:
+    """All tiles at all points, and what ended the run early: Ctrl-C or an exception, which keeps the points before."""
     tuned: list[TunedPoint] = []
-    tensors = GridTensors(points, device, seed)
     try:
+        tensors = GridTensors(points, device, seed)
         for number, point in enumerate(points):
             tuned.append(_tune_point(point, GridSubject(point, tensors), backend, overlap, measure))
             tick((number + 1) / len(points))
-    except KeyboardInterrupt:
-        pass
-    return tuned
+    except (Exception, KeyboardInterrupt) as reason:
+        return tuned, reason
+    return tuned, None
 
 
 def _tune_point(
@@ -218,14 +218,15 @@ def tune_table(tuned: Sequence[TunedPoint]) -> Table:
     return Table(("units", "best tiles", "present choice", "best us", "cost of choice"), tuple(lines), text_columns=3)
 
 
-def tune_json_lines(tuned: Sequence[TunedPoint], backend: str, environment: Environment) -> str:
+def tune_json_lines(tuned: Sequence[TunedPoint], backend: BackendFacts, environment: Environment) -> str:
     """One object for each number of states and choice of tiles."""
     lines = []
     for one in tuned:
         for tile in one.times:
             row = {
                 "schema": SCHEMA,
-                "backend": backend,
+                "backend": backend.name,
+                "source_hash": backend.source_hash,
                 "units": one.units,
                 "H": one.point.H,
                 "B": one.point.B,

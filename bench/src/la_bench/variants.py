@@ -18,6 +18,7 @@ from la_bench.peers.peer import Peer, PeerRefusal, PeerUnavailable, as_slots
 from la_bench.rows import BackendFacts
 from la_bench.tensors import DecodeCall
 from la_bench.timing import Bound, Lap
+from la_bench.version import __version__
 from la_core import BackendUnavailable, DecodeProblem, decode, list_backends, use_overlap
 from la_core.backends.discover_backends import KNOWN_NAMES, installed_names, load_backend
 from la_core.conformance.source_hash import source_hash
@@ -30,6 +31,9 @@ BASELINE = "ref"
 """The backend that speed-ups are relative to."""
 
 FLOOR = "in-place floor"
+OWN = f"la-bench {__version__}"
+"""Distribution of what is measured here and is no backend's or peer's."""
+
 OVERLAP = "+overlap"
 OVERLAP_ARCH = (9, 0)
 """Programmatic dependent launch came with it."""
@@ -110,7 +114,7 @@ class FloorVariant(Variant):
         self._floor = inplace_floor
         name = FLOOR + OVERLAP if overlap else FLOOR
         note = "Multiplies the same states through the same slots and does nothing else; best of its tiles."
-        self.facts = BackendFacts(name, None, source_hash("la_bench"), "floor", overlap, note)
+        self.facts = BackendFacts(name, OWN, source_hash("la_bench"), "floor", overlap, note)
         self._tiles = inplace_floor.TILES[0]
 
     def check(self, problem: DecodeProblem, *, padded: bool) -> None:
@@ -150,7 +154,7 @@ class PeerVariant(Variant):
     def __init__(self, name: str, path: Path | None) -> None:
         self.peer: Peer | PeerUnavailable = load_peer(name, path)
         if isinstance(self.peer, Peer):
-            origin = self.peer.file.name if self.peer.file else None
+            origin = self.peer.file.name if self.peer.file else OWN
             self.facts = BackendFacts(name, origin, self.peer.source_hash(), "peer", False, self.peer.differs)
         else:
             self.facts = BackendFacts(name, None, None, "peer", False, None)
@@ -227,8 +231,18 @@ def floor_variants(arch: tuple[int, int] | None) -> list[Variant]:
 
 
 def peer_variants(names: Sequence[str], paths: Mapping[str, Path]) -> list[Variant]:
-    """The peers, those that are missing included."""
-    return [PeerVariant(name, paths.get(name)) for name in names]
+    """The peers, those that are not installed included.
+
+    Raises
+    ------
+    UsageError
+        A peer that was given a path cannot be loaded from it.
+    """
+    variants = [PeerVariant(name, paths.get(name)) for name in names]
+    for variant in variants:
+        if isinstance(variant.peer, PeerUnavailable) and variant.name in paths:
+            raise UsageError(f"--peer {variant.name}={paths[variant.name]}: {variant.peer}.")
+    return list(variants)
 
 
 def select_backends(wanted: Sequence[str]) -> tuple[str, ...]:

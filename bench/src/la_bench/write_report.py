@@ -13,11 +13,14 @@ from la_bench.report_grid import grid_blocks
 from la_bench.report_html import to_html, to_svg_file
 from la_bench.rows import Row, to_json_lines
 
+ROWS = "rows.jsonl"
+"""Where the rows go: all that cannot be made again."""
+
 
 def render_report(rows: Sequence[Row]) -> dict[str, str]:
     """Contents by file name: `report.md` with its plots as SVG files, `report.html` and `rows.jsonl`."""
     blocks = grid_blocks(rows) if rows and rows[0].workload.grid else report_blocks(rows)
-    files = {"report.md": to_markdown(blocks), "report.html": to_html(blocks), "rows.jsonl": to_json_lines(rows)}
+    files = {"report.md": to_markdown(blocks), "report.html": to_html(blocks), ROWS: to_json_lines(rows)}
     files.update({f"{block.name}.svg": to_svg_file(block) for block in blocks if isinstance(block, Plot)})
     return files
 
@@ -49,18 +52,51 @@ def write_report(rows: Sequence[Row], folder: Path) -> list[Path]:
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        rows_file = folder / "rows.jsonl"
-        rows_file.write_text(to_json_lines(rows), encoding="utf-8", newline="\n")
+        _write(folder / ROWS, to_json_lines(rows))
         for name, content in render_report(rows).items():
-            path = folder / name
-            path.write_text(content, encoding="utf-8", newline="\n")
-            paths.append(path)
+            if name != ROWS:
+                _write(folder / name, content)
+            paths.append(folder / name)
     except OSError as reason:
         raise _unusable(folder, reason) from reason
     return paths
 
 
-def _unusable(folder: Path, reason: OSError) -> UsageError:
+def check_file(file: Path) -> None:
+    """Create the folder of an output file and see that the file can be written to; its content stays.
+
+    Raises
+    ------
+    UsageError
+        It cannot be used.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8"):
+            pass
+    except OSError as reason:
+        raise _unusable(file, reason, "file") from reason
+
+
+def write_file(file: Path, content: str) -> None:
+    """Write an output file.
+
+    Raises
+    ------
+    UsageError
+        It cannot be written.
+    """
+    try:
+        _write(file, content)
+    except OSError as reason:
+        raise _unusable(file, reason, "file") from reason
+
+
+def _write(file: Path, content: str) -> None:
+    file.write_text(content, encoding="utf-8", newline="\n")
+
+
+def _unusable(path: Path, reason: OSError, kind: str = "folder") -> UsageError:
     return UsageError(
-        f"--out must be a folder that can be written to; {folder}: {reason.strerror or reason}. Pass another one."
+        f"--out must be a {kind} that can be written to; {path}: {reason.strerror or reason}. Pass another one."
     )

@@ -81,10 +81,19 @@ def test_the_counter_sees_what_is_allocated_and_freed() -> None:
         DecodeCase(B=64, P=64, H=16, K=128, V=128, state_dtype=torch.bfloat16, state_layout="kv"),
         DecodeCase(B=2, P=2, H=64, K=256, V=256, G=8),
         DecodeCase(B=2, P=2, H=2, K=2048, V=2048),
+        DecodeCase(B=2, P=2, H=20_000, K=256, V=1, offsets=(-1, 1)),
+        DecodeCase(B=2, P=2, H=20_000, G=5000, K=1, V=256, offsets=(1, 0)),
+        DecodeCase(B=9000, P=9000, H=4, K=256, V=1, padding=0.1, state_dtype=torch.bfloat16),
     ],
     ids=lambda case: case.id,
 )
-def test_extra_memory_stays_below_64_mib_however_large_the_batch(case: DecodeCase) -> None:
+@pytest.mark.parametrize("read_back", [True, False], ids=["cpu", "as-on-a-gpu"])
+def test_extra_memory_stays_below_64_mib_however_large_the_batch(
+    monkeypatch: pytest.MonkeyPatch, case: DecodeCase, read_back: bool
+) -> None:
+    if not read_back:
+        monkeypatch.setattr(la_ref.decode, "_can_read_back", lambda problem: False)
+        monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", la_ref.decode.BLOCK_BYTES["cuda"])
     assert _measure(case).peak <= 64 * MIB
 
 
@@ -96,9 +105,10 @@ def test_operations_grow_with_blocks_not_with_rows_or_heads() -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 4 * 64 * 64, 4 * 64 * 64 * 3, 4 * 64 * 64 * 4 * 2, 1 << 30])
+@pytest.mark.parametrize("chunk_bytes", [1, 8 * (64 + 64) * 3, 8 << 20])
 @pytest.mark.parametrize("state_layout", ["vk", "kv"])
 def test_every_way_to_cut_a_batch_gives_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, block_bytes: int, state_layout: str
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int, chunk_bytes: int, state_layout: str
 ) -> None:
     """Down to one value of V, one head, one row at a time."""
     case = replace(
@@ -108,6 +118,7 @@ def test_every_way_to_cut_a_batch_gives_the_same_bits(
     whole = make_decode_inputs(case)
     expected = decode(*whole.tensors(), out=whole.out, backend="ref")
     monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", block_bytes)
+    monkeypatch.setattr(la_ref.decode, "CHUNK_BYTES", chunk_bytes)
     target = Target("ref", "cpu")
     cut = make_decode_inputs(case)
     assert judge_decode(cut, target.decode) == []
@@ -116,11 +127,11 @@ def test_every_way_to_cut_a_batch_gives_the_same_bits(
     assert torch.equal(cut.s[live], whole.s[live])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_blocks_of_padding_as_a_gpu_sees_them(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+@pytest.mark.parametrize("rows", [0.5, 1, 3])
+def test_blocks_of_padding_as_a_gpu_sees_them(monkeypatch: pytest.MonkeyPatch, rows: float) -> None:
     """The path without read-back, run on a CPU: some blocks without a live row, some with one."""
     monkeypatch.setattr(la_ref.decode, "_can_read_back", lambda problem: False)
-    monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", 4 * 64 * 128 * 4 * rows)
+    monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", int(4 * 64 * 128 * 4 * rows * 1.1))
     target = Target("ref", "cpu")
     for offsets in (
         (2, -1, -2, -3, -4, -5, 0, 5),

@@ -42,3 +42,5 @@ def load_peer(name: str, path: Path | None) -> Peer | PeerUnavailable:
         return PEERS[name](path)
     except PeerUnavailable as reason:
         return reason
+    except ImportError as reason:
+        return PeerUnavailable(f"{name} needs what is not installed: {reason}")

@@ -25,8 +25,9 @@ class FlaPeer(Peer):
 
     name = "fla"
     differs = (
-        "No pool: reads neighbouring states and writes new ones to memory that it allocates; allocates a float32 "
-        "output and converts it in a second kernel; makes q, k and v contiguous if they are not."
+        "No pool: reads neighbouring states and writes new ones to memory that it allocates, the same for each call, "
+        "so that those of small calls stay in the cache; allocates a float32 output and converts it in a second "
+        "kernel; makes q, k and v contiguous if they are not."
     )
     layouts: tuple[StateLayout, ...] = ("kv",)
     state_dtypes = (torch.float32,)

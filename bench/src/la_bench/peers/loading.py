@@ -16,7 +16,7 @@ from la_bench.peers.peer import PeerUnavailable
 
 
 def find_file(peer: str, path: Path | None, places: Sequence[str]) -> Path:
-    """The peer's module.
+    """The file of the peer's module.
 
     Parameters
     ----------

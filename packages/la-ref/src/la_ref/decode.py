@@ -30,8 +30,9 @@ import torch
 from la_core.spec.decode_problem import DecodeProblem
 
 BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 12 << 20}
-"""Float32 bytes of the states in one block. CPU: a block stays in cache between its passes, and fewer, larger blocks
-cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at once, within 64 MiB."""
+"""Float32 bytes of the states in one block, and of what goes with them. CPU: a block stays in cache between its passes,
+and fewer, larger blocks cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at
+once, within 64 MiB. What is proportional to B or to H alone, a few numbers each, comes on top."""
 
 CHUNK_BYTES = 8 << 20
 """Float32 bytes of q, k, v and the output in one chunk, on a CPU. A GPU's chunk is one block."""
@@ -57,7 +58,8 @@ def decode(
 ) -> None:
     """Run one checked call; see the module for the method and :func:`la_core.decode` for the arguments.
 
-    Runs in inference mode: a pool that was allocated in it can be written from outside of it all the same.
+    Runs in inference mode: a pool that was allocated in it can be written from outside of it all the same. Autograd's
+    counters of versions do not see the writes.
     """
     if problem.P == 0:
         out.zero_()
@@ -71,7 +73,7 @@ def decode(
     scratch = _scratch(problem, cut)
     chunks = _live_chunks(live, cut.rows, out) if _can_read_back(problem) else _full_chunks(live, cut.rows)
     for target, source, mask in chunks:
-        q_rows, k_rows, v_rows, slot_rows = q[source], k[source], v[source], slots[source]
+        slot_rows = slots[source]
         if mask is not None:
             slot_rows = slot_rows.clamp(0, problem.P - 1)
         for h in range(0, problem.H, cut.heads):
@@ -82,9 +84,9 @@ def decode(
                 s,
                 torch.add(heads, slot_rows[:, None], alpha=problem.H).flatten(),
                 alpha[heads].repeat(slot_rows.shape[0]),
-                _of_heads(q_rows, heads, problem),
-                _of_heads(k_rows, heads, problem),
-                v_rows[:, h : h + cut.heads].float().flatten(0, 1),
+                _of_heads(q, source, heads, problem),
+                _of_heads(k, source, heads, problem),
+                v[:, h : h + cut.heads][source].float().flatten(0, 1),
                 mask,
                 scratch,
             )
@@ -107,8 +109,8 @@ def _decode_chunk(
     scratch: _Scratch,
 ) -> torch.Tensor:
     """Update the states of n (row, head) pairs in place; returns `S' @ q` [n, V] in float32."""
-    result = torch.empty(q.shape[0], problem.V, device=q.device)
-    pairs = list(zip(*(torch.split(t, cut.pairs) for t in (pool_rows, alpha, q, k, v, result)), strict=True))
+    result = torch.empty(q.shape[0], problem.V, dtype=torch.float32, device=q.device)
+    blocks = list(zip(*(torch.split(t, cut.pairs) for t in (pool_rows, alpha, q, k, v, result)), strict=True))
     for start in range(0, problem.V, cut.v):
         some = slice(start, start + cut.v)
         k_dim = 2 if problem.state_layout == "vk" else 1
@@ -116,23 +118,22 @@ def _decode_chunk(
         states = s[:, some] if k_dim == 2 else s[:, some].transpose(1, 2)
         pool = _in_wide_elements(states)
         in_place = scratch.updated is scratch.stored
-        for pool_rows, alpha, q, k, v, result_block in pairs:
-            shape = torch.Size((q.shape[0], *states.shape[1:]))
+        for block_rows, block_alpha, block_q, block_k, block_v, block_result in blocks:
+            shape = torch.Size((block_q.shape[0], *states.shape[1:]))
             stored, updated = (flat[: shape.numel()].view(shape) for flat in scratch)
             in_pool = stored.view(pool.dtype)
-            torch.index_select(pool, 0, pool_rows, out=in_pool)
+            torch.index_select(pool, 0, block_rows, out=in_pool)
             if not in_place:
                 updated.copy_(stored)
-            v_block = v[:, some].unsqueeze(k_dim)
-            q_block, k_block = q.unsqueeze(3 - k_dim), k.unsqueeze(3 - k_dim)
-            updated.mul_(alpha[:, None, None]).addcmul_(v_block, k_block)
+            outer = block_v[:, some].unsqueeze(k_dim), block_k.unsqueeze(3 - k_dim)
+            updated.mul_(block_alpha[:, None, None]).addcmul_(*outer)
             if mask is not None:
                 stored.copy_(torch.where(mask.any(), updated.to(s.dtype), stored))
             elif not in_place:
                 stored.copy_(updated)
-            pool.index_put_((pool_rows,), in_pool)
+            pool.index_put_((block_rows,), in_pool)
             # Where both are float32 on a CPU, `updated` is `stored` itself: the pool has its values by now.
-            _sum_over_k(updated.mul_(q_block), k_dim, result_block[:, some])
+            _sum_over_k(updated.mul_(block_q.unsqueeze(3 - k_dim)), k_dim, block_result[:, some])
     return result
 
 
@@ -152,7 +153,7 @@ def _sum_over_k(products: torch.Tensor, dim: int, result: torch.Tensor) -> None:
 def _in_wide_elements(s: torch.Tensor) -> torch.Tensor:
     """The same states in elements of 16 bytes, where a CPU allows it.
 
-    torch scatters element by element there: 16 bytes at a time take a third of the time of 4, and keep every bit.
+    torch scatters element by element there: larger ones are fewer, and keep every bit.
     """
     wide = torch.complex128
     per_wide = wide.itemsize // s.element_size()
@@ -167,10 +168,15 @@ def _in_wide_elements(s: torch.Tensor) -> torch.Tensor:
     return s
 
 
-def _of_heads(rows: torch.Tensor, heads: torch.Tensor, problem: DecodeProblem) -> torch.Tensor:
-    """Rows of q or k [r, G, K] as every head of `heads` sees it, in float32: [r * h, K]."""
-    if not problem.G == problem.H == heads.shape[0]:
-        rows = rows[:, heads // (problem.H // problem.G)]
+def _of_heads(
+    rows: torch.Tensor, source: slice | torch.Tensor, heads: torch.Tensor, problem: DecodeProblem
+) -> torch.Tensor:
+    """The rows `source` of q or k [B, G, K] as every head of `heads` sees them, in float32: [r * h, K]."""
+    if problem.G == problem.H == heads.shape[0]:
+        rows = rows[source]
+    else:
+        group = heads // (problem.H // problem.G)
+        rows = rows[source, group] if isinstance(source, slice) else rows[source[:, None], group]
     return rows.float().flatten(0, 1)
 
 
@@ -187,7 +193,9 @@ def _cut(problem: DecodeProblem) -> _Cut:
     """Whole rows to a chunk if one fits, else whole heads; whole pairs to a block if one fits, else part of V."""
     elements = BLOCK_BYTES["cpu" if problem.device.type == "cpu" else "cuda"] // 4
     v = min(problem.V, max(1, elements // problem.K))
-    pairs = min(MAX_PAIRS, max(1, elements // (v * problem.K))) if v == problem.V else 1
+    # A pair's q, k, v and result count as well: where K or V is small, they are no smaller than its state.
+    a_pair = v * problem.K + 2 * (problem.K + problem.V) + 8
+    pairs = min(MAX_PAIRS, max(1, elements // a_pair)) if v == problem.V else 1
     in_chunk = pairs
     if _can_read_back(problem):
         in_chunk = min(MAX_PAIRS, max(pairs, CHUNK_BYTES // (8 * (problem.K + problem.V))))
@@ -209,9 +217,9 @@ def _can_read_back(problem: DecodeProblem) -> bool:
 
 
 def _scratch(problem: DecodeProblem, cut: _Cut) -> _Scratch:
-    """Made once for all blocks: fresh memory of this size costs more in page faults than the copy into it."""
+    """Made once for all blocks, so that memory of this size is made ready for use once."""
     size = cut.pairs * cut.v * problem.K
-    updated = torch.empty(size, device=problem.device)
+    updated = torch.empty(size, dtype=torch.float32, device=problem.device)
     if problem.state_dtype == torch.float32 and _can_read_back(problem):
         return _Scratch(updated, updated)
     return _Scratch(torch.empty(size, dtype=problem.state_dtype, device=problem.device), updated)

@@ -2,24 +2,26 @@
 
     python -m la_triton.compile_offline sm_90 [sm_80 ...]
 
-prints registers, spills and the widths of state accesses for the kernels of a K = V = 128 model.
+prints registers, spills and 16-byte accesses of the kernels that batches of any size choose, in a model with
+K = V = 128, bfloat16 q, k and v, and float32 states.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
-from la_triton.decode_compile import DecodeCompileKey, compile_decode
-from la_triton.decode_tiles import DecodeTiles
+from la_core.spec.decode_problem import DecodeProblem, StateLayout
+from la_triton.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_triton.decode_tiles import choose_decode_tiles
 
 ARCHES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 """Architectures that the kernel is checked for."""
@@ -85,6 +87,20 @@ def _ptxas(arch: int) -> str:
     return str(getattr(found, "path", found[0] if isinstance(found, tuple) else found))
 
 
+def _keys(arch: int) -> list[DecodeCompileKey]:
+    """The kernels that batches of 1 to 4096 rows of 8 heads choose, without and with overlap, aligned."""
+    keys: dict[DecodeCompileKey, None] = {}
+    layouts: tuple[StateLayout, ...] = ("vk", "kv")
+    for layout, overlap, power in itertools.product(layouts, (False, True), range(13)):
+        rows, capability = 1 << power, divmod(arch, 10)
+        problem = DecodeProblem.contiguous(
+            B=rows, P=rows, H=8, K=128, V=128, state_layout=layout, device="cuda", arch=capability
+        )
+        problem = replace(problem, overlap=overlap)
+        keys[decode_compile_key(problem, arch, choose_decode_tiles(problem), aligned=True)] = None
+    return list(keys)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the reports for the named architectures, all of `ARCHES` by default."""
     names = list(sys.argv[1:] if arguments is None else arguments) or list(ARCHES)
@@ -92,13 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in ARCHES:
             sys.stderr.write(f"compile_offline: no architecture {name!r}. Known: {', '.join(ARCHES)}.\n")
             return 2
-        for tiles in (DecodeTiles(4, 1), DecodeTiles(16, 1), DecodeTiles(16, 8, "evict_last")):
-            key = DecodeCompileKey(
-                *(ARCHES[name], torch.bfloat16, torch.float32, torch.bfloat16, torch.int32, 128, 128, "vk", True),
-                tiles=tiles,
-                overlap=False,
-            )
-            sys.stdout.write(f"{name} {tiles}: {report_kernel(key)}\n")
+        for key in _keys(ARCHES[name]):
+            layout, overlap = key.state_layout, " overlap" if key.overlap else ""
+            sys.stdout.write(f"{name} {layout}{overlap} {key.tiles}: {report_kernel(key)}\n")
     return 0
 
 

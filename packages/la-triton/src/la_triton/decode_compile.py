@@ -11,7 +11,7 @@ from triton.compiler import ASTSource, CompiledKernel
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
 from la_triton.decode_kernel import ROWS_PER_Z, decode_kernel
-from la_triton.decode_tiles import DecodeTiles, next_power_of_two
+from la_triton.decode_tiles import OVERLAP_ARCH, DecodeTiles, next_power_of_two
 
 _POINTERS = {
     torch.float32: "*fp32",
@@ -54,7 +54,7 @@ def decode_compile_key(problem: DecodeProblem, arch: int, tiles: DecodeTiles, *,
         state_layout=problem.state_layout,
         aligned=aligned,
         tiles=tiles,
-        overlap=problem.overlap and arch >= 90,
+        overlap=problem.overlap and divmod(arch, 10) >= OVERLAP_ARCH,
     )
 
 

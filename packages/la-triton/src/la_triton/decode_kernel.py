@@ -7,8 +7,11 @@ Computes, for every row b with slot p = s_offsets[b] in [0, P) and head h of gro
 
 and zero for every other row. Pool [P*H, V, K] with K contiguous ("vk") or V contiguous ("kv").
 
+q and k [B, G, K], v and out [B, H, V], all with K or V contiguous and any other strides.
+
 One program owns `BLOCK_V` rows of V of one (row, head): it loads them once, in 16-byte pieces where the addresses
-allow, keeps them in registers, and stores them once. Programs share nothing, so a row's bits depend on the row alone.
+allow, keeps them in registers, and stores them once. Programs share nothing. How many rows one owns follows the batch;
+that this changes no bit is for `choose_decode_tiles` to see to, and its docstring says where it was measured.
 
 Any K and V from 1 to 256; sizes that are no powers of two are masked. Batch, pool, heads, strides, scale and pointers
 are run-time values: nothing is specialised on them.
@@ -75,7 +78,8 @@ def decode_kernel(
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    i_h = tl.program_id(0) // BLOCKS
+    i_g = (tl.program_id(0) // BLOCKS // group).to(tl.int64)
+    i_h = (tl.program_id(0) // BLOCKS).to(tl.int64)
     i_v = tl.program_id(0) % BLOCKS
     i_b = tl.program_id(1) + tl.program_id(2) * ROWS_PER_Z
     if OVERLAP:
@@ -110,7 +114,6 @@ def decode_kernel(
     p_S = tl.multiple_of(p_S, [1, 16])
     b_S = tl.load(p_S, mask=m_S, other=0.0, eviction_policy=LOAD_EVICTION).to(tl.float32)
     alpha = tl.exp(-tl.load(p_decay + i_h))
-    i_g = (i_h // group).to(tl.int64)
     p_k = tl.multiple_of(p_k + row * k_row + i_g * k_head + o_k, IO_PIECE)
     p_q = tl.multiple_of(p_q + row * q_row + i_g * q_head + o_k, IO_PIECE)
     p_v = p_v + row * v_row + i_h * v_head + o_v

@@ -17,6 +17,9 @@ WARP_BYTES = 512
 MOST_ELEMENTS = 2048
 """Values of a state in one warp: 64 registers in each thread, beside what computing on them takes."""
 
+OVERLAP_ARCH = (9, 0)
+"""The first compute capability that can start a kernel while the one before it runs."""
+
 Eviction = Literal["", "evict_first", "evict_last"]
 
 
@@ -51,19 +54,22 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     ============ ========== ============================ ============= ================================= =============
     pool         units      without overlap              of the best   with overlap                      of the best
     ============ ========== ============================ ============= ================================= =============
-    float32,     up to 64   2 KiB, 1 warp                1.00 to 1.02  8 KiB, 8 warps, evict last        1.00 to 1.06
-    K contiguous up to 128  2 KiB, 1 warp                1.00          4 KiB, 1 warp                     1.01
+    float32,     up to 16   8 KiB, 8 warps, evict last   1.00 to 1.01  8 KiB, 8 warps, evict last        1.00 to 1.01
+    K contiguous up to 64   2 KiB, 1 warp                1.00          8 KiB, 8 warps, evict last        1.00 to 1.06
+    ..           up to 128  2 KiB, 1 warp                1.00          4 KiB, 1 warp, evict last         1.00
     ..           up to 256  4 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.01
     ..           up to 1024 8 KiB, 8 warps, evict last   1.00          8 KiB, 8 warps, evict last        1.00
     ..           up to 2048 8 KiB, 4 warps, evict last   1.00          8 KiB, 8 warps, evict last        1.00
     ..           above      8 KiB, 4 warps, evict last   1.00          8 KiB, 1 warp, evict last         1.00
-    16 bits,     up to 32   1 KiB, 1 warp                1.02 to 1.07  8 KiB, 8 warps, evict last        1.04
-    K contiguous up to 64   2 KiB, 1 warp                1.01          8 KiB, 8 warps, evict last        ..
-    ..           up to 128  2 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.00
+    16 bits,     up to 32   8 KiB, 8 warps, evict last   1.00 to 1.07  8 KiB, 8 warps, evict last        1.04
+    K contiguous up to 64   2 KiB, 1 warp                ..            8 KiB, 8 warps, evict last        ..
+    ..           up to 128  2 KiB, 1 warp                1.01          4 KiB, 1 warp, evict last         1.00
     ..           up to 256  4 KiB, 1 warp                1.01          4 KiB, 1 warp                     1.02
     ..           above      4 KiB, 1 warp, evict last    1.00 to 1.01  4 KiB, 1 warp, evict last         1.00
     float32,     up to 512  32 KiB, 4 warps              1.00 to 1.03  32 KiB, 4 warps                   ..
     V contiguous above      32 KiB, 4 warps, evict last  1.00          32 KiB, 4 warps, evict last       ..
+    16 bits,     up to 512  32 KiB, 8 warps              ..            32 KiB, 8 warps                   ..
+    V contiguous above      32 KiB, 8 warps, evict last  ..            32 KiB, 8 warps, evict last       ..
     ============ ========== ============================ ============= ================================= =============
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
@@ -75,16 +81,18 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
         return _one_tile(problem, "evict_last" if units > 512 else "")
     # Programs of one warp are cut at 64 registers of states a thread: 8 KiB in float32, 4 KiB in 16 bits.
     wide = problem.state_dtype.itemsize == 4
-    if problem.overlap:
-        if units <= 64:
-            return _tiles(problem, 8 * KIB, 8, "evict_last")
-        if units <= 256:
-            return _tiles(problem, 4 * KIB, 1, "")
-        return _tiles(problem, 8 * KIB, 8 if wide and units <= 2048 else 1, "evict_last")
+    overlap = problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
+    if units <= (64 if overlap else 16 if wide else 32):
+        return _tiles(problem, 8 * KIB, 8, "evict_last")
+    if units <= 128:
+        return _tiles(problem, 4 * KIB, 1, "evict_last") if overlap else _tiles(problem, 2 * KIB, 1, "")
     if units <= 256:
-        program = 4 if units > 128 else 2 if wide or units > 32 else 1
-        return _tiles(problem, program * KIB, 1, "")
-    return _tiles(problem, 8 * KIB, (8 if units <= 1024 else 4) if wide else 1, "evict_last")
+        return _tiles(problem, 4 * KIB, 1, "")
+    if not wide:
+        return _tiles(problem, 8 * KIB, 1, "evict_last")
+    if overlap:
+        return _tiles(problem, 8 * KIB, 8 if units <= 2048 else 1, "evict_last")
+    return _tiles(problem, 8 * KIB, 8 if units <= 1024 else 4, "evict_last")
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:

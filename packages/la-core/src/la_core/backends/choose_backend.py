@@ -96,7 +96,9 @@ def use_overlap(enabled: bool = True) -> Iterator[None]:
     `q`, `k` and `v` only when the previous kernel has ended and its writes are visible. Results are the same bits.
 
     The caller's duty: the previous kernel in the stream must write neither the slots that a call reads nor its
-    `s_offsets` and `decay_scales`. Two decode calls of one layer in a row break it, calls of different layers do not.
+    `s_offsets` and `decay_scales`. Where that kernel overlaps itself, neither must the one before it, and so on back to
+    the last kernel that was launched without overlap. So calls that overlap and have no other kernel between them must
+    name no slot twice: layers with pools of their own keep to that, two calls of one layer do not.
 
     Parameters
     ----------
