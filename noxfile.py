@@ -15,8 +15,9 @@ import nox
 from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
-CORE, REF, TRITON, BENCH = "packages/la-core", "packages/la-ref", "packages/la-triton", "bench"
-DISTRIBUTIONS = (CORE, REF, TRITON, BENCH)
+CORE, REF, TRITON, CUTE = "packages/la-core", "packages/la-ref", "packages/la-triton", "packages/la-cute"
+BENCH = "bench"
+DISTRIBUTIONS = (CORE, REF, TRITON, CUTE, BENCH)
 REQUIRED_BACKENDS = ("ref",)
 """Backends that must pass on every machine; the others run where they can, and are listed as not run elsewhere."""
 
@@ -164,6 +165,15 @@ assert "set TRITON_INTERPRET=1" in str(la_core.explain_choice(problem, backend="
 if sys.platform == "linux":
     from la_triton.compile_offline import main
     raise SystemExit(main(["sm_90"]))
+""",
+    CUTE: """
+import la_core, sys
+problem = la_core.DecodeProblem.contiguous(B=1, P=1, H=1, K=64, V=64)
+assert [info.name for info in la_core.list_backends() if info.error is None] == ["cute"]
+assert "runs cuda tensors, got cpu" in str(la_core.explain_choice(problem, backend="cute"))
+if sys.platform == "linux":
+    from la_cute.compile_offline import main
+    raise SystemExit(main(["sm_90a"]))
 """,
     BENCH: """
 import subprocess, sys

@@ -160,9 +160,9 @@ def test_listing_shows_broken_backends_with_their_reason(install: Install) -> No
 def test_a_broken_preferred_backend_is_loud_and_the_next_one_runs(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install("cute", "raise RuntimeError('no driver')\n")
-    monkeypatch.setattr("la_core.backends.choose_backend.PREFERENCE", {"cpu": ("cute", "triton", "ref")})
-    with pytest.warns(RuntimeWarning, match="decode runs on 'ref': unusable, backend 'cute' .* no driver"):
+    install("preferred", "raise RuntimeError('no driver')\n")
+    monkeypatch.setattr("la_core.backends.choose_backend.PREFERENCE", {"cpu": ("preferred", "triton", "ref")})
+    with pytest.warns(RuntimeWarning, match="decode runs on 'ref': unusable, backend 'preferred' .* no driver"):
         _call()
 
 

@@ -1,0 +1,100 @@
+"""Compiling the decode kernels: a function of a small key, without tensors, without a launch, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass.cute as cute
+import torch
+
+from la_core.spec.decode_problem import DecodeProblem, StateLayout
+from la_cute.decode_kernel import CACHE_POLICY, launch
+from la_cute.decode_tiles import OVERLAP_ARCH, DecodeTiles, ThreadLayout, thread_layout
+from la_cute.symbolic_tensors import decode_arguments
+
+
+class DecodeCompileKey(NamedTuple):
+    """What changes the machine code, and nothing else: no batch, pool, heads, stride, scale or address."""
+
+    arch: str
+    """Such as `sm_90a`."""
+    io_dtype: torch.dtype
+    state_dtype: torch.dtype
+    out_dtype: torch.dtype
+    offsets_dtype: torch.dtype
+    K: int
+    V: int
+    state_layout: StateLayout
+    aligned: bool
+    """Whether rows of states start at multiples of 16 bytes."""
+    tiles: DecodeTiles
+    overlap: bool
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """Compile-time arguments of the kernels."""
+
+    K: int
+    V: int
+    state_layout: StateLayout
+    aligned: bool
+    overlap: bool
+    tiles: DecodeTiles
+    threads: ThreadLayout
+    blocks: int
+    """Thread blocks of one state."""
+    steps: int
+    """Shuffles that sum over the lanes which share a sum."""
+    load_policy: int | None
+    store_policy: int | None
+
+
+def decode_compile_key(problem: DecodeProblem, tiles: DecodeTiles, *, aligned: bool) -> DecodeCompileKey:
+    """The key for a problem on its GPU."""
+    major, minor = problem.arch or (0, 0)
+    return DecodeCompileKey(
+        # From Hopper on, code for one architecture alone; before, there is no such thing.
+        arch=f"sm_{major}{minor}{'a' if major >= 9 else ''}",
+        io_dtype=problem.io_dtype,
+        state_dtype=problem.state_dtype,
+        out_dtype=problem.out_dtype,
+        offsets_dtype=problem.offsets_dtype,
+        K=problem.K,
+        V=problem.V,
+        state_layout=problem.state_layout,
+        aligned=aligned,
+        tiles=tiles,
+        overlap=problem.overlap and (major, minor) >= OVERLAP_ARCH,
+    )
+
+
+def kernel_spec(key: DecodeCompileKey) -> KernelSpec:
+    """What a key means for the kernels."""
+    threads = thread_layout(key.K, key.state_dtype, key.state_layout, key.tiles)
+    sharing = threads.lanes if key.state_layout == "vk" else threads.lines
+    eviction = key.tiles.eviction
+    return KernelSpec(
+        K=key.K,
+        V=key.V,
+        state_layout=key.state_layout,
+        aligned=key.aligned,
+        overlap=key.overlap,
+        tiles=key.tiles,
+        threads=threads,
+        blocks=key.V // key.tiles.block_v,
+        steps=sharing.bit_length() - 1,
+        load_policy=CACHE_POLICY.get(eviction),
+        store_policy=CACHE_POLICY[eviction] if eviction == "evict_first" else None,
+    )
+
+
+def compile_decode(key: DecodeCompileKey, options: str = "") -> Any:
+    """Compile for the key's architecture; `options` are further ones of the compiler.
+
+    The result takes torch tensors: (s_offsets, s, decay_scales, q, k, v, out, softmax_scale, P), and launches on the
+    current stream of their device.
+    """
+    options = f"--enable-tvm-ffi --gpu-arch={key.arch} {options}"
+    return cute.compile(launch, *decode_arguments(key), kernel_spec(key), options=options)

@@ -1,0 +1,82 @@
+"""Launching the decode kernels: what a problem decides is worked out once, a call only looks at addresses."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+import torch
+
+from la_core.spec.decode_problem import DecodeProblem
+from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute.decode_tiles import ACCESS_BYTES, DecodeTiles, choose_decode_tiles
+
+MAX_LAUNCHES = 4096
+"""Problems whose launches are kept; beyond it all are dropped."""
+
+_lock = Lock()
+_launches: dict[int, DecodeLaunch] = {}
+_functions: dict[DecodeCompileKey, Any] = {}
+
+
+def kernels_made() -> int:
+    """Kernels that this process has compiled."""
+    return len(_functions)
+
+
+class DecodeLaunch:
+    """A problem's kernels for aligned and for other addresses, each made when the first such call comes."""
+
+    __slots__ = ("_by_alignment", "problem", "strides_aligned", "tiles")
+
+    def __init__(self, problem: DecodeProblem, tiles: DecodeTiles | None = None) -> None:
+        self.problem = problem
+        self.tiles = tiles or choose_decode_tiles(problem)
+        self.strides_aligned = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0
+        self._by_alignment: list[Any] = [None, None]
+
+    def _prepare(self, aligned: bool) -> Any:
+        key = decode_compile_key(self.problem, self.tiles, aligned=aligned)
+        with _lock:
+            if key not in _functions:
+                _functions[key] = compile_decode(key)
+            self._by_alignment[aligned] = _functions[key]
+        return _functions[key]
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        s: torch.Tensor,
+        s_offsets: torch.Tensor,
+        decay_scales: torch.Tensor,
+        softmax_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch on the current stream of the problem's device."""
+        aligned = self.strides_aligned and s.data_ptr() % ACCESS_BYTES == 0
+        run = self._by_alignment[aligned] or self._prepare(aligned)
+        run(s_offsets, s, decay_scales, q, k, v, out, softmax_scale, self.problem.P)
+
+
+def launch_decode(
+    problem: DecodeProblem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: torch.Tensor,
+    s_offsets: torch.Tensor,
+    decay_scales: torch.Tensor,
+    softmax_scale: float,
+    out: torch.Tensor,
+) -> None:
+    """Run one checked call on a GPU; arguments as in :meth:`la_core.backends.backend_contract.Backend.decode`."""
+    launch = _launches.get(id(problem))
+    if launch is None or launch.problem is not problem:
+        launch = DecodeLaunch(problem)
+        with _lock:
+            if len(_launches) >= MAX_LAUNCHES:
+                _launches.clear()
+            _launches[id(problem)] = launch
+    launch(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)

@@ -1,0 +1,175 @@
+"""What la-cute promises beyond the contract: few kernels, of known quality, for architectures that are not here."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from la_core import DecodeProblem
+from la_core.spec.decode_problem import StateLayout
+from la_cute.backend import SIZES, backend
+from la_cute.decode_tiles import DecodeTiles, candidate_tiles, choose_decode_tiles, thread_layout
+
+bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+
+REGISTERS = 144
+"""A thread's budget: fourteen warps still fit on a multiprocessor."""
+
+compiler = pytest.mark.skipif(sys.platform != "linux", reason="not run: the CuTe DSL is there for Linux alone")
+
+
+def _problem(
+    B: int = 8,
+    P: int = 100,
+    H: int = 8,
+    K: int = 128,
+    V: int = 128,
+    state_dtype: torch.dtype = fp32,
+    state_layout: StateLayout = "vk",
+    arch: tuple[int, int] = (9, 0),
+    overlap: bool = False,
+) -> DecodeProblem:
+    problem = DecodeProblem.contiguous(
+        B=B, P=P, H=H, K=K, V=V, state_dtype=state_dtype, state_layout=state_layout, device="cuda", arch=arch
+    )
+    return replace(problem, overlap=overlap)
+
+
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize("state_dtype", [fp32, bf16, fp16], ids=str)
+@pytest.mark.parametrize(("K", "V"), list(itertools.product(SIZES, SIZES)))
+def test_the_threads_of_every_tile_cover_a_state_once(
+    K: int, V: int, state_dtype: torch.dtype, state_layout: StateLayout
+) -> None:
+    problem = _problem(K=K, V=V, state_dtype=state_dtype, state_layout=state_layout)
+    for tiles in candidate_tiles(problem):
+        threads = thread_layout(K, state_dtype, state_layout, tiles)
+        run, lines = (K, tiles.block_v) if state_layout == "vk" else (tiles.block_v, K)
+        assert threads.vector * state_dtype.itemsize == 16
+        assert threads.lanes * threads.lines == 32
+        assert threads.lanes * threads.vector * threads.repeats == run
+        assert threads.lines * threads.passes * tiles.num_warps == lines
+        assert threads.passes >= 1
+        assert threads.vector * threads.repeats * threads.passes <= 64
+        assert V % tiles.block_v == 0
+        assert tiles.block_v <= 32 * tiles.num_warps or state_layout == "vk"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize("state_dtype", [fp32, bf16], ids=str)
+def test_tiles_are_few_and_all_sum_in_one_order(
+    state_dtype: torch.dtype, state_layout: StateLayout, overlap: bool
+) -> None:
+    """For one model at most four, whatever the batch; K lies over the same registers, lanes and warps in all."""
+    for K, V in itertools.product(SIZES, SIZES):
+        chosen, orders = set(), set()
+        for rows, heads in itertools.product((1, 2, 3, 7, 8, 16, 33, 64, 200, 512, 70_000), (1, 8, 64)):
+            problem = _problem(rows, 100, heads, K, V, state_dtype, state_layout, overlap=overlap)
+            tiles = choose_decode_tiles(problem)
+            assert tiles in candidate_tiles(problem)
+            chosen.add(tiles)
+            threads = thread_layout(K, state_dtype, state_layout, tiles)
+            share = 0 if state_layout == "vk" else tiles.num_warps
+            orders.add((threads.vector, threads.lanes, threads.repeats, share))
+        assert len(chosen) <= 4
+        assert len(orders) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (_problem(K=32), "runs K and V of 64, 128 and 256, got K = 32"),
+        (_problem(V=96), "runs K and V of 64, 128 and 256, got V = 96"),
+        (_problem(arch=(7, 5)), "needs compute capability 8.0 or newer, got 7.5"),
+        (DecodeProblem.contiguous(B=1, P=1, H=1, K=64, V=64), "runs cuda tensors, got cpu"),
+        (_problem(), "its kernels have not been judged on a GPU yet"),
+    ],
+)
+def test_refusals(problem: DecodeProblem, reason: str) -> None:
+    assert backend.refusal(problem) == reason
+
+
+def test_importing_the_backend_imports_no_compiler() -> None:
+    code = "import la_cute.backend, sys; print([m for m in sys.modules if m.split('.')[0] in ('cutlass', 'tvm_ffi')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@compiler
+def test_run_time_values_make_no_kernel() -> None:
+    """Over batch, pool, heads and strides there is one key per tile and alignment."""
+    from la_cute.decode_compile import decode_compile_key
+
+    keys = set()
+    for rows, slots, heads, gap in itertools.product(range(1, 65), (8, 64, 500), (1, 8, 16), (0, 1, 64)):
+        problem = _problem(rows, slots, heads)
+        row, head = problem.q_strides
+        strides = (row + gap, head + gap)
+        problem = replace(problem, q_strides=strides, k_strides=strides, v_strides=strides, out_strides=strides)
+        problem = replace(problem, s_row_stride=128 * 128 + gap)
+        for aligned in (True, False):
+            keys.add(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
+    assert len(keys) == 3 * 2  # three tiles up to 1024 states, aligned or not
+
+
+@compiler
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize("state_dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_kernels_spill_nothing_and_move_16_bytes_a_thread(
+    arch: str, state_layout: StateLayout, state_dtype: torch.dtype, overlap: bool
+) -> None:
+    from la_cute.compile_offline import ARCHES, report_kernel
+    from la_cute.decode_compile import decode_compile_key
+
+    problems = [
+        _problem(rows, state_dtype=state_dtype, state_layout=state_layout, arch=ARCHES[arch], overlap=overlap)
+        for rows in (1, 8, 16, 32, 64, 256, 4096)
+    ]
+    for tiles, problem in {choose_decode_tiles(problem): problem for problem in problems}.items():
+        key = decode_compile_key(problem, tiles, aligned=True)
+        assert key.arch == arch
+        report = report_kernel(key)
+        pieces = tiles.block_v * 128 * state_dtype.itemsize // (16 * 32 * tiles.num_warps)
+        assert report.stack_bytes == 0
+        assert report.registers <= REGISTERS
+        assert report.wide_stores == pieces
+        assert report.wide_loads == pieces
+
+
+@compiler
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize(("K", "V"), [(64, 256), (256, 64), (256, 256)])
+def test_other_sizes_and_dtypes_compile_without_spills(
+    K: int, V: int, state_layout: StateLayout, aligned: bool
+) -> None:
+    from la_cute.compile_offline import report_kernel
+    from la_cute.decode_compile import decode_compile_key
+
+    for io_dtype, state_dtype, out_dtype, offsets_dtype in (
+        (fp32, fp32, bf16, torch.int64),
+        (fp16, fp16, fp32, torch.int32),
+        (fp32, bf16, fp16, torch.int32),
+    ):
+        problem = _problem(K=K, V=V, state_layout=state_layout, state_dtype=state_dtype)
+        problem = replace(problem, io_dtype=io_dtype, out_dtype=out_dtype, offsets_dtype=offsets_dtype)
+        report = report_kernel(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
+        assert report.stack_bytes == 0
+        assert (report.wide_stores > 0) == aligned
+
+
+@compiler
+def test_the_report_sees_a_stack_frame() -> None:
+    """A block that no thread can hold in registers: the check of spills can fail."""
+    from la_cute.compile_offline import report_kernel
+    from la_cute.decode_compile import decode_compile_key
+
+    report = report_kernel(decode_compile_key(_problem(K=256), DecodeTiles(32, 1), aligned=True))
+    assert report.stack_bytes > 0
