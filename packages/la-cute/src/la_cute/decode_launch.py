@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem
-from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute.compiled_kernel_cache import compiled_decode
+from la_cute.decode_compile import decode_compile_key
 from la_cute.decode_tiles import ACCESS_BYTES, DecodeTiles, choose_decode_tiles
 
 MAX_LAUNCHES = 4096
@@ -16,12 +17,6 @@ MAX_LAUNCHES = 4096
 
 _lock = Lock()
 _launches: dict[int, DecodeLaunch] = {}
-_functions: dict[DecodeCompileKey, Any] = {}
-
-
-def kernels_made() -> int:
-    """Kernels that this process has compiled."""
-    return len(_functions)
 
 
 class DecodeLaunch:
@@ -37,11 +32,8 @@ class DecodeLaunch:
 
     def _prepare(self, aligned: bool) -> Any:
         key = decode_compile_key(self.problem, self.tiles, aligned=aligned)
-        with _lock:
-            if key not in _functions:
-                _functions[key] = compile_decode(key)
-            self._by_alignment[aligned] = _functions[key]
-        return _functions[key]
+        function = self._by_alignment[aligned] = compiled_decode(key)
+        return function
 
     def __call__(
         self,

@@ -1,0 +1,110 @@
+"""Compiled kernels: in memory, then on disk, then compiled and kept in both."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import stat
+import tempfile
+import warnings
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from la_core.conformance.source_hash import source_hash
+from la_cute.decode_compile import DecodeCompileKey, compile_decode
+
+ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
+"""Folder of compiled kernels; empty for none. Without it `la-cute` in the user's cache folder."""
+
+FUNCTION = "la_cute_decode"
+"""Name of the function in every object file."""
+
+_lock = Lock()
+_functions: dict[DecodeCompileKey, Any] = {}
+_modules: list[Any] = []
+"""Keeps loaded object files in memory."""
+
+
+def kernels_made() -> int:
+    """Kernels that this process has compiled or loaded."""
+    return len(_functions)
+
+
+def compiled_decode(key: DecodeCompileKey) -> Any:
+    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`."""
+    with _lock:
+        if key not in _functions:
+            folder = _folder()
+            _functions[key] = (_load(folder, key) if folder else None) or _compile(folder, key)
+        return _functions[key]
+
+
+def _compile(folder: Path | None, key: DecodeCompileKey) -> Any:
+    function = compile_decode(key)
+    if folder:
+        try:
+            _save(folder, key, function)
+        except OSError as reason:
+            warnings.warn(f"la-cute cannot keep compiled kernels in {folder}: {reason}", RuntimeWarning, stacklevel=4)
+    return function
+
+
+def _folder() -> Path | None:
+    """The folder, made if need be; None if there is to be none, or if others could put code into it."""
+    named = os.environ.get(ENV_CACHE_DIR)
+    if named == "":
+        return None
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "la-cute")
+    folder = Path(named) if named else usual
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.stat()
+    except OSError as reason:
+        warnings.warn(f"la-cute cannot use {folder} for compiled kernels: {reason}", RuntimeWarning, stacklevel=4)
+        return None
+    if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        warnings.warn(
+            f"la-cute keeps no compiled kernels in {folder}: others can write to it. "
+            f"Run chmod go-w on it, or set {ENV_CACHE_DIR} to a folder of your own.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+    return folder
+
+
+def _entry(key: DecodeCompileKey) -> str:
+    """What file names of a key begin with: its digest, with the sources and the compiler that made it."""
+    makers = [f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
+    return hashlib.sha256(repr((source_hash("la_cute"), *makers, key)).encode()).hexdigest()[:32]
+
+
+def _save(folder: Path, key: DecodeCompileKey, function: Any) -> None:
+    """Write the object file under a name that holds its own digest; whole, or not at all."""
+    descriptor, name = tempfile.mkstemp(suffix=".o", prefix=".", dir=folder)
+    os.close(descriptor)
+    try:
+        function.export_to_c(name, function_name=FUNCTION)
+        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()[:32]
+        os.replace(name, folder / f"{_entry(key)}-{digest}.o")
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _load(folder: Path, key: DecodeCompileKey) -> Any:
+    """The function from the disk; None if it is not there. A file that is not what its name says is set aside."""
+    from cutlass.runtime import load_module
+
+    for path in sorted(folder.glob(f"{_entry(key)}-*.o")):
+        try:
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest()[:32] == path.stem.split("-")[1]:
+                module = load_module(str(path), enable_tvm_ffi=True)
+                _modules.append(module)
+                return module[FUNCTION]
+            os.replace(path, path.with_suffix(".damaged"))
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,144 @@
+"""Compiled kernels on disk: found again by another process, never trusted blindly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from la_core import DecodeProblem, UnsupportedByBackend
+
+if sys.platform != "linux":
+    pytest.skip("not run: the CuTe DSL is there for Linux alone", allow_module_level=True)
+
+from la_cute import compiled_kernel_cache as cache
+from la_cute import warmup
+from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute.decode_tiles import choose_decode_tiles
+
+PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
+
+
+def _key(**changes: Any) -> DecodeCompileKey:
+    problem = replace(PROBLEM, **changes)
+    return decode_compile_key(problem, choose_decode_tiles(problem), aligned=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache on disk, and none in memory."""
+    path = tmp_path / "kernels"
+    monkeypatch.setenv(cache.ENV_CACHE_DIR, str(path))
+    monkeypatch.setattr(cache, "_functions", {})
+    return path
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[DecodeCompileKey]:
+    """The keys that are compiled."""
+    keys: list[DecodeCompileKey] = []
+
+    def count(key: DecodeCompileKey) -> Any:
+        keys.append(key)
+        return compile_decode(key)
+
+    monkeypatch.setattr(cache, "compile_decode", count)
+    return keys
+
+
+def test_a_kernel_is_compiled_once_and_then_found_on_disk(
+    folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cache.compiled_decode(_key())
+    assert cache.compiled_decode(_key()) is first
+    assert len(compiled) == 1
+    monkeypatch.setattr(cache, "_functions", {})
+    assert callable(cache.compiled_decode(_key()))
+    assert len(compiled) == 1
+    assert cache.kernels_made() == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.suffix for path in folder.iterdir()] == [".o"]
+
+
+def test_another_process_compiles_nothing(folder: Path) -> None:
+    cache.compiled_decode(_key())
+    code = (
+        "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile as d, la_cute.decode_tiles as t\n"
+        "from la_core import DecodeProblem\n"
+        "cache.compile_decode = None\n"
+        "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"
+        "key = d.decode_compile_key(problem, t.choose_decode_tiles(problem), aligned=True)\n"
+        "print(callable(cache.compiled_decode(key)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("damage", [b"", b"no object file", None])
+def test_a_damaged_entry_is_set_aside_and_made_again(
+    folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    cache.compiled_decode(_key())
+    (path,) = folder.glob("*.o")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
+    monkeypatch.setattr(cache, "_functions", {})
+    assert callable(cache.compiled_decode(_key()))
+    assert len(compiled) == 2
+    assert len(list(folder.glob("*.damaged"))) == 1
+    assert [one.read_bytes() for one in folder.glob("*.o")] == [content]
+
+
+def test_sources_versions_and_keys_have_entries_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {cache._entry(_key()), cache._entry(_key(arch=(10, 0))), cache._entry(_key(overlap=True))}
+    monkeypatch.setattr(cache, "source_hash", lambda package: "other sources")
+    entries.add(cache._entry(_key()))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.0")
+    entries.add(cache._entry(_key()))
+    assert len(entries) == 5
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, compiled: list[DecodeCompileKey]) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="others can write to it"):
+        assert callable(cache.compiled_decode(_key()))
+    assert list(folder.iterdir()) == []
+    assert len(compiled) == 1
+
+
+def test_an_unusable_folder_costs_a_warning_and_no_call(folder: Path, compiled: list[DecodeCompileKey]) -> None:
+    folder.write_text("a file")
+    with pytest.warns(RuntimeWarning, match="cannot use"):
+        assert callable(cache.compiled_decode(_key()))
+
+
+def test_an_empty_name_means_no_cache_on_disk(
+    folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cache.ENV_CACHE_DIR, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    assert callable(cache.compiled_decode(_key()))
+    assert not folder.exists()
+    assert os.environ[cache.ENV_CACHE_DIR] == ""
+
+
+def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[DecodeCompileKey]) -> None:
+    assert warmup(H=8, K=64, V=64, max_rows=600, arch=(9, 0)) == cache.kernels_made() == len(compiled)
+    for rows in (1, 2, 63, 64, 65, 500, 600):
+        for aligned in (True, False):
+            problem = replace(PROBLEM, B=rows)
+            cache.compiled_decode(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
+    assert cache.kernels_made() == len(compiled)
+
+
+def test_warmup_of_what_is_not_run_says_why() -> None:
+    with pytest.raises(
+        UnsupportedByBackend, match="warmup: backend 'cute' runs K and V .* got K = 96"
+    ):
+        warmup(H=8, K=96, V=64, max_rows=1, arch=(9, 0))
