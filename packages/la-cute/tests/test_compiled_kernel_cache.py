@@ -138,7 +138,5 @@ def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[
 
 
 def test_warmup_of_what_is_not_run_says_why() -> None:
-    with pytest.raises(
-        UnsupportedByBackend, match="warmup: backend 'cute' runs K and V .* got K = 96"
-    ):
+    with pytest.raises(UnsupportedByBackend, match=r"warmup: backend 'cute' runs K and V .* got K = 96"):
         warmup(H=8, K=96, V=64, max_rows=1, arch=(9, 0))
