@@ -115,8 +115,10 @@ def test_all_rows_padding(target: Target) -> None:
     assert same_bits(before, inputs.s)
 
 
-def test_an_empty_pool_has_only_padding(target: Target) -> None:
-    target.assert_conforms(target.fit(replace(NON_IDENTITY, P=0, offsets=(-1, -2, -3, -4))))
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+def test_an_empty_pool_has_only_padding(target: Target, state_layout: str) -> None:
+    case = replace(NON_IDENTITY, P=0, offsets=(-1, -2, -3, -4), state_layout=state_layout)
+    target.assert_conforms(target.fit(case))
 
 
 def test_an_empty_batch_is_a_no_op(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from la_core import DecodeProblem, UnsupportedByBackend
 
 if sys.platform != "linux":
     pytest.skip("not run: the CuTe DSL is there for Linux alone", allow_module_level=True)
+
+import tvm_ffi
 
 from la_cute import compiled_kernel_cache as cache
 from la_cute import warmup
@@ -55,6 +58,7 @@ def test_a_kernel_is_compiled_once_and_then_found_on_disk(
     folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = cache.compiled_decode(_key())
+    assert isinstance(first, tvm_ffi.Function), "what was kept, not what the compiler returned"
     assert cache.compiled_decode(_key()) is first
     assert len(compiled) == 1
     monkeypatch.setattr(cache, "_functions", {})
@@ -94,13 +98,29 @@ def test_a_damaged_entry_is_set_aside_and_made_again(
     assert [one.read_bytes() for one in folder.glob("*.o")] == [content]
 
 
+def test_an_entry_that_cannot_be_loaded_is_set_aside_and_made_again(
+    folder: Path, compiled: list[DecodeCompileKey]
+) -> None:
+    """Its digest is right, its content is no object file."""
+    folder.mkdir(mode=0o700)
+    content = b"no object file"
+    path = folder / f"{cache._entry(_key())}-{hashlib.sha256(content).hexdigest()[:32]}.o"
+    path.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match="la-cute cannot load"):
+        assert callable(cache.compiled_decode(_key()))
+    assert len(compiled) == 1
+    assert len(list(folder.glob("*.damaged"))) == 1
+
+
 def test_sources_versions_and_keys_have_entries_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {cache._entry(_key()), cache._entry(_key(arch=(10, 0))), cache._entry(_key(overlap=True))}
     monkeypatch.setattr(cache, "source_hash", lambda package: "other sources")
     entries.add(cache._entry(_key()))
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.0")
     entries.add(cache._entry(_key()))
-    assert len(entries) == 5
+    monkeypatch.setattr(cache, "_processor", lambda: "another")
+    entries.add(cache._entry(_key()))
+    assert len(entries) == 6
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, compiled: list[DecodeCompileKey]) -> None:
@@ -123,7 +143,7 @@ def test_an_empty_name_means_no_cache_on_disk(
 ) -> None:
     monkeypatch.setenv(cache.ENV_CACHE_DIR, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    assert callable(cache.compiled_decode(_key()))
+    assert isinstance(cache.compiled_decode(_key()), tvm_ffi.Function)
     assert not folder.exists()
     assert os.environ[cache.ENV_CACHE_DIR] == ""
 

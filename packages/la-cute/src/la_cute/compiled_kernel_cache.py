@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
+import platform
 import stat
 import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,6 +23,14 @@ ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
 
 FUNCTION = "la_cute_decode"
 """Name of the function in every object file."""
+
+MAKERS = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "apache-tvm-ffi",
+)
+"""Distributions whose versions a compiled kernel depends on."""
 
 _lock = Lock()
 _functions: dict[DecodeCompileKey, Any] = {}
@@ -42,13 +53,16 @@ def compiled_decode(key: DecodeCompileKey) -> Any:
 
 
 def _compile(folder: Path | None, key: DecodeCompileKey) -> Any:
+    """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call."""
     function = compile_decode(key)
-    if folder:
+    with contextlib.ExitStack() as stack:
+        home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
-            _save(folder, key, function)
-        except OSError as reason:
-            warnings.warn(f"la-cute cannot keep compiled kernels in {folder}: {reason}", RuntimeWarning, stacklevel=4)
-    return function
+            _save(home, key, function)
+        except Exception as reason:
+            warnings.warn(f"la-cute cannot keep compiled kernels in {home}: {reason}", RuntimeWarning, stacklevel=4)
+            return function
+        return _load(home, key) or function
 
 
 def _folder() -> Path | None:
@@ -56,8 +70,8 @@ def _folder() -> Path | None:
     named = os.environ.get(ENV_CACHE_DIR)
     if named == "":
         return None
-    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "la-cute")
-    folder = Path(named) if named else usual
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(named) if named else Path(home, "la-cute")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()
@@ -76,9 +90,19 @@ def _folder() -> Path | None:
 
 
 def _entry(key: DecodeCompileKey) -> str:
-    """What file names of a key begin with: its digest, with the sources and the compiler that made it."""
-    makers = [f"{name} {importlib.metadata.version(name)}" for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")]
-    return hashlib.sha256(repr((source_hash("la_cute"), *makers, key)).encode()).hexdigest()[:32]
+    """What file names of a key begin with: its digest, with the sources, the compiler and the processor it is for."""
+    makers = [f"{name} {importlib.metadata.version(name)}" for name in MAKERS]
+    return hashlib.sha256(repr((source_hash("la_cute"), *makers, _processor(), key)).encode()).hexdigest()[:32]
+
+
+@cache
+def _processor() -> str:
+    """What tells processors apart: an object file also holds code for the one it was made on."""
+    facts = {platform.machine()}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts |= {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return "\n".join(sorted(facts))
 
 
 def _save(folder: Path, key: DecodeCompileKey, function: Any) -> None:
@@ -94,17 +118,20 @@ def _save(folder: Path, key: DecodeCompileKey, function: Any) -> None:
 
 
 def _load(folder: Path, key: DecodeCompileKey) -> Any:
-    """The function from the disk; None if it is not there. A file that is not what its name says is set aside."""
+    """The function from the disk; None if it is not there. A file that is not what its name says, or that cannot be
+    loaded, is set aside.
+    """
     from cutlass.runtime import load_module
 
     for path in sorted(folder.glob(f"{_entry(key)}-*.o")):
         try:
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest()[:32] == path.stem.split("-")[1]:
+            if hashlib.sha256(path.read_bytes()).hexdigest()[:32] == path.stem.split("-")[1]:
                 module = load_module(str(path), enable_tvm_ffi=True)
+                function = module[FUNCTION]
                 _modules.append(module)
-                return module[FUNCTION]
+                return function
+        except Exception as reason:
+            warnings.warn(f"la-cute cannot load {path}: {reason}", RuntimeWarning, stacklevel=4)
+        with contextlib.suppress(OSError):
             os.replace(path, path.with_suffix(".damaged"))
-        except OSError:
-            continue
     return None

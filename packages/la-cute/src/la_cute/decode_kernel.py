@@ -80,6 +80,7 @@ def decode_kernel_vk(
     thread, _, _ = cute.arch.thread_idx()
     block_x, block_y, block_z = cute.arch.block_idx()
     i_h = block_x // spec.blocks
+    i_g = i_h // group
     row = block_y + block_z * ROWS_PER_Z
     lane = thread % 32
     o_k = lane % spec.threads.lanes * spec.threads.vector
@@ -100,7 +101,7 @@ def decode_kernel_vk(
             alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
             if const_expr(spec.overlap):
                 cute.arch.griddepcontrol_wait()
-            g_q, g_k, g_v = q[row, i_h // group, None], k[row, i_h // group, None], v[row, i_h, None]
+            g_q, g_k, g_v = q[row, i_g, None], k[row, i_g, None], v[row, i_h, None]
             pieces = cute.make_layout(shape[:2])
             r_q, r_k = cute.make_rmem_tensor(pieces, Float32), cute.make_rmem_tensor(pieces, Float32)
             for j in range_constexpr(spec.threads.repeats):
@@ -108,13 +109,16 @@ def decode_kernel_vk(
                     at = o_k + j * spec.threads.lanes * spec.threads.vector + n
                     r_q[n, j] = g_q[at].to(Float32)
                     r_k[n, j] = g_k[at].to(Float32)
+            # All inputs before the first store: the compiler must assume that a store changes what is read behind it.
+            r_v = cute.make_rmem_tensor(cute.make_layout(spec.threads.passes), Float32)
+            for i in range_constexpr(spec.threads.passes):
+                r_v[i] = g_v[start_v + first + i * spec.threads.lines].to(Float32)
             mine = Float32(0.0)
             for i in range_constexpr(spec.threads.passes):
-                b_v = g_v[start_v + first + i * spec.threads.lines].to(Float32)
                 b_o = Float32(0.0)
                 for j in range_constexpr(spec.threads.repeats):
                     for n in range_constexpr(spec.threads.vector):
-                        b_S = cute.math.fma(b_v, r_k[n, j], alpha * r_S[n, j, i].to(Float32))
+                        b_S = cute.math.fma(r_v[i], r_k[n, j], alpha * r_S[n, j, i].to(Float32))
                         b_o = cute.math.fma(b_S, r_q[n, j], b_o)
                         r_S[n, j, i] = b_S.to(s.element_type)
                     at = i * spec.threads.lines * spec.K + j * spec.threads.lanes * spec.threads.vector
@@ -156,6 +160,7 @@ def decode_kernel_kv(
     thread, _, _ = cute.arch.thread_idx()
     block_x, block_y, block_z = cute.arch.block_idx()
     i_h = block_x // spec.blocks
+    i_g = i_h // group
     row = block_y + block_z * ROWS_PER_Z
     lane, warp = thread % 32, thread // 32
     o_v = lane % spec.threads.lanes * spec.threads.vector
@@ -177,15 +182,21 @@ def decode_kernel_kv(
             alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
             if const_expr(spec.overlap):
                 cute.arch.griddepcontrol_wait()
-            g_q, g_k, g_v = q[row, i_h // group, None], k[row, i_h // group, None], v[row, i_h, None]
+            g_q, g_k, g_v = q[row, i_g, None], k[row, i_g, None], v[row, i_h, None]
             values = cute.make_layout(spec.threads.vector)
             r_v, r_o = cute.make_rmem_tensor(values, Float32), cute.make_rmem_tensor(values, Float32)
             for n in range_constexpr(spec.threads.vector):
                 r_v[n] = g_v[start_v + o_v + n].to(Float32)
                 r_o[n] = Float32(0.0)
+            # All inputs before the first store: the compiler must assume that a store changes what is read behind it.
+            of_columns = cute.make_layout(spec.threads.passes)
+            r_q = cute.make_rmem_tensor(of_columns, q.element_type)
+            r_k = cute.make_rmem_tensor(of_columns, k.element_type)
             for i in range_constexpr(spec.threads.passes):
-                b_q = g_q[first + i * columns].to(Float32)
-                b_k = g_k[first + i * columns].to(Float32)
+                r_q[i] = g_q[first + i * columns]
+                r_k[i] = g_k[first + i * columns]
+            for i in range_constexpr(spec.threads.passes):
+                b_q, b_k = r_q[i].to(Float32), r_k[i].to(Float32)
                 for n in range_constexpr(spec.threads.vector):
                     b_S = cute.math.fma(r_v[n], b_k, alpha * r_S[n, i].to(Float32))
                     r_o[n] = cute.math.fma(b_S, b_q, r_o[n])

@@ -64,6 +64,10 @@ def launch_decode(
     out: torch.Tensor,
 ) -> None:
     """Run one checked call on a GPU; arguments as in :meth:`la_core.backends.backend_contract.Backend.decode`."""
+    if problem.P == 0:
+        # No state, so every row is padding. The strides of an empty pool mean nothing, and no kernel is made for them.
+        out.zero_()
+        return
     launch = _launches.get(id(problem))
     if launch is None or launch.problem is not problem:
         launch = DecodeLaunch(problem)
