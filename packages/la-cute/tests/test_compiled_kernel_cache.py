@@ -149,7 +149,7 @@ def test_an_empty_name_means_no_cache_on_disk(
 
 
 def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[DecodeCompileKey]) -> None:
-    assert warmup(H=8, K=64, V=64, max_rows=600, arch=(9, 0)) == cache.kernels_made() == len(compiled)
+    assert warmup(replace(PROBLEM, B=600)) == cache.kernels_made() == len(compiled)
     for rows in (1, 2, 63, 64, 65, 500, 600):
         for aligned in (True, False):
             problem = replace(PROBLEM, B=rows)
@@ -159,4 +159,4 @@ def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[
 
 def test_warmup_of_what_is_not_run_says_why() -> None:
     with pytest.raises(UnsupportedByBackend, match=r"warmup: backend 'cute' runs K and V .* got K = 96"):
-        warmup(H=8, K=96, V=64, max_rows=1, arch=(9, 0))
+        warmup(replace(PROBLEM, K=96))

@@ -55,6 +55,7 @@ def test_the_threads_of_every_tile_cover_a_state_once(
         assert threads.lanes * threads.vector * threads.repeats == run
         assert threads.lines * threads.passes * tiles.num_warps == lines
         assert threads.passes >= 1
+        assert threads.passes <= threads.lanes or state_layout == "kv", "a lane keeps the sum of one pass"
         assert threads.vector * threads.repeats * threads.passes <= 64
         assert V % tiles.block_v == 0
         assert tiles.block_v <= 32 * tiles.num_warps, "a padding row is cleared by one value a thread"

@@ -47,22 +47,22 @@ def compiled_decode(key: DecodeCompileKey) -> Any:
     """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`."""
     with _lock:
         if key not in _functions:
-            folder = _folder()
-            _functions[key] = (_load(folder, key) if folder else None) or _compile(folder, key)
+            folder, entry = _folder(), _entry(key)
+            _functions[key] = (_load(folder, entry) if folder else None) or _compile(folder, entry, key)
         return _functions[key]
 
 
-def _compile(folder: Path | None, key: DecodeCompileKey) -> Any:
+def _compile(folder: Path | None, entry: str, key: DecodeCompileKey) -> Any:
     """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call."""
     function = compile_decode(key)
     with contextlib.ExitStack() as stack:
         home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
-            _save(home, key, function)
+            _save(home, entry, function)
         except Exception as reason:
             warnings.warn(f"la-cute cannot keep compiled kernels in {home}: {reason}", RuntimeWarning, stacklevel=4)
             return function
-        return _load(home, key) or function
+        return _load(home, entry) or function
 
 
 def _folder() -> Path | None:
@@ -105,25 +105,25 @@ def _processor() -> str:
     return "\n".join(sorted(facts))
 
 
-def _save(folder: Path, key: DecodeCompileKey, function: Any) -> None:
+def _save(folder: Path, entry: str, function: Any) -> None:
     """Write the object file under a name that holds its own digest; whole, or not at all."""
     descriptor, name = tempfile.mkstemp(suffix=".o", prefix=".", dir=folder)
     os.close(descriptor)
     try:
         function.export_to_c(name, function_name=FUNCTION)
         digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()[:32]
-        os.replace(name, folder / f"{_entry(key)}-{digest}.o")
+        os.replace(name, folder / f"{entry}-{digest}.o")
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _load(folder: Path, key: DecodeCompileKey) -> Any:
+def _load(folder: Path, entry: str) -> Any:
     """The function from the disk; None if it is not there. A file that is not what its name says, or that cannot be
     loaded, is set aside.
     """
     from cutlass.runtime import load_module
 
-    for path in sorted(folder.glob(f"{_entry(key)}-*.o")):
+    for path in sorted(folder.glob(f"{entry}-*.o")):
         try:
             if hashlib.sha256(path.read_bytes()).hexdigest()[:32] == path.stem.split("-")[1]:
                 module = load_module(str(path), enable_tvm_ffi=True)

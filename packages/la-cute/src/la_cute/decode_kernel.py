@@ -126,12 +126,11 @@ def decode_kernel_vk(
                 for n in range_constexpr(spec.steps):
                     b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=spec.threads.lanes >> (n + 1))
                 # All lanes of a line have its sum; lane i keeps that of pass i, so that one store writes them all.
-                if lane % spec.threads.lanes == i % spec.threads.lanes:
+                if lane % spec.threads.lanes == i:
                     mine = b_o
-                if const_expr((i + 1) % spec.threads.lanes == 0 or i + 1 == spec.threads.passes):
-                    own = i // spec.threads.lanes * spec.threads.lanes + lane % spec.threads.lanes
-                    if own <= i:
-                        g_out[start_v + first + own * spec.threads.lines] = (mine * scale).to(out.element_type)
+            own = lane % spec.threads.lanes
+            if own < spec.threads.passes:
+                g_out[start_v + first + own * spec.threads.lines] = (mine * scale).to(out.element_type)
         else:
             if const_expr(spec.overlap):
                 # The kernel before may still read what it was given as this call's output.
