@@ -43,6 +43,7 @@ class FloorTiles:
 TILES = (
     *(FloorTiles(2, 1), FloorTiles(4, 1), FloorTiles(4, 2), FloorTiles(8, 1)),
     *(FloorTiles(2, 1, "evict_first"), FloorTiles(4, 1, "evict_first")),
+    *(FloorTiles(2, 1, "evict_last"), FloorTiles(4, 4, "evict_last")),
     *(FloorTiles(8, 1, "evict_last"), FloorTiles(8, 4, "evict_last"), FloorTiles(8, 8, "evict_last")),
     *(FloorTiles(16, 4, "evict_last"), FloorTiles(32, 4, "evict_last")),
 )
