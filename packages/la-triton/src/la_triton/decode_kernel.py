@@ -78,7 +78,6 @@ def decode_kernel(
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
     BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    i_g = (tl.program_id(0) // BLOCKS // group).to(tl.int64)
     i_h = (tl.program_id(0) // BLOCKS).to(tl.int64)
     i_v = tl.program_id(0) % BLOCKS
     i_b = tl.program_id(1) + tl.program_id(2) * ROWS_PER_Z
@@ -114,6 +113,8 @@ def decode_kernel(
     p_S = tl.multiple_of(p_S, [1, 16])
     b_S = tl.load(p_S, mask=m_S, other=0.0, eviction_policy=LOAD_EVICTION).to(tl.float32)
     alpha = tl.exp(-tl.load(p_decay + i_h))
+    # The division comes behind the loads, which need not wait for it.
+    i_g = (tl.program_id(0) // BLOCKS // group).to(tl.int64)
     p_k = tl.multiple_of(p_k + row * k_row + i_g * k_head + o_k, IO_PIECE)
     p_q = tl.multiple_of(p_q + row * q_row + i_g * q_head + o_k, IO_PIECE)
     p_v = p_v + row * v_row + i_h * v_head + o_v
