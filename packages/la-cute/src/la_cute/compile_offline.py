@@ -55,8 +55,8 @@ def report_kernel(key: DecodeCompileKey) -> KernelReport:
     return KernelReport(
         registers=facts[_REGISTERS],
         stack_bytes=facts[_FRAME_BYTES],
-        wide_loads=len(re.findall(r"ld\.global\S*\.v4\.b32", artifacts.PTX)),
-        wide_stores=len(re.findall(r"st\.global\S*\.v4\.b32", artifacts.PTX)),
+        wide_loads=len(re.findall(r"ld\.global\S*\.(?:v4\.b32|v2\.b64)", artifacts.PTX)),
+        wide_stores=len(re.findall(r"st\.global\S*\.(?:v4\.b32|v2\.b64)", artifacts.PTX)),
     )
 
 

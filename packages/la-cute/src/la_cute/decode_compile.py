@@ -9,8 +9,8 @@ import cutlass.cute as cute
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
-from la_cute.decode_kernel import CACHE_POLICY, launch
-from la_cute.decode_tiles import OVERLAP_ARCH, DecodeTiles, ThreadLayout, thread_layout
+from la_cute.decode_kernel import EVICT_LAST, launch
+from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, OVERLAP_ARCH, DecodeTiles, ThreadLayout, thread_layout
 from la_cute.symbolic_tensors import decode_arguments
 
 
@@ -27,7 +27,7 @@ class DecodeCompileKey(NamedTuple):
     V: int
     state_layout: StateLayout
     aligned: bool
-    """Whether rows of states start at multiples of 16 bytes."""
+    """Whether rows of states start at multiples of 16 bytes, and those of q, k and v at multiples of 4 elements."""
     tiles: DecodeTiles
     overlap: bool
 
@@ -45,10 +45,17 @@ class KernelSpec:
     threads: ThreadLayout
     blocks: int
     """Thread blocks of one state."""
+    repeat_step: int
+    """Elements of a state between a thread's accesses on a line."""
+    line_step: int
+    """Elements of a state between lines."""
     steps: int
     """Shuffles that sum over the lanes which share a sum."""
+    state_bits: int
+    """Of one access to a state; 0 for one value at a time."""
+    io_piece: int
+    """Most elements of q, k or v in one access."""
     load_policy: int | None
-    store_policy: int | None
 
 
 def decode_compile_key(problem: DecodeProblem, tiles: DecodeTiles, *, aligned: bool) -> DecodeCompileKey:
@@ -74,7 +81,6 @@ def kernel_spec(key: DecodeCompileKey) -> KernelSpec:
     """What a key means for the kernels."""
     threads = thread_layout(key.K, key.state_dtype, key.state_layout, key.tiles)
     sharing = threads.lanes if key.state_layout == "vk" else threads.lines
-    eviction = key.tiles.eviction
     return KernelSpec(
         K=key.K,
         V=key.V,
@@ -84,9 +90,12 @@ def kernel_spec(key: DecodeCompileKey) -> KernelSpec:
         tiles=key.tiles,
         threads=threads,
         blocks=key.V // key.tiles.block_v,
+        repeat_step=threads.lanes * threads.vector,
+        line_step=key.K if key.state_layout == "vk" else key.V,
         steps=sharing.bit_length() - 1,
-        load_policy=CACHE_POLICY.get(eviction),
-        store_policy=CACHE_POLICY[eviction] if eviction == "evict_first" else None,
+        state_bits=8 * ACCESS_BYTES if key.aligned else 0,
+        io_piece=IO_PIECE,
+        load_policy=EVICT_LAST if key.tiles.eviction == "evict_last" else None,
     )
 
 

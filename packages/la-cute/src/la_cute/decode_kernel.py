@@ -1,4 +1,4 @@
-"""decode as two CuTe DSL kernels, one for each layout of the states.
+"""decode as one CuTe DSL kernel, with one way through it for each layout of the states.
 
 Computes, for every row b with slot p = s_offsets[b] in [0, P) and head h of group g = h // (H // G),
 
@@ -12,7 +12,11 @@ One thread block owns `block_v` rows of V of one (row, head). It loads them once
 allow, keeps them in registers, and stores them once. With K contiguous a warp sums its own rows; with V contiguous the
 warps of a block share the sum through shared memory. Blocks share nothing.
 
-K and V of 64, 128 and 256. Batch, pool, heads, strides, scale and pointers are run-time values. Not measured yet.
+A small batch is as quick as its longest chain: slot, state, sum, output. So all that does not depend on the slot stands
+before the branch on it, and a state's address then takes one multiplication; `min_blocks_per_mp` keeps the compiler from
+moving loads behind the first use of others to save registers.
+
+K and V of 64, 128 and 256. Batch, pool, heads, strides, scale and pointers are run-time values.
 """
 
 import cutlass
@@ -22,46 +26,170 @@ from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 ROWS_PER_Z = 32768
 """Rows on the second axis of the grid, which holds at most 65,535 blocks; the rest goes to the third."""
 
-CACHE_POLICY = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
-"""What `createpolicy` makes for all of an access; the hardware's encoding."""
+EVICT_LAST = 0x14F0000000000000
+"""What `createpolicy.fractional.L2::evict_last` makes for all of an access; the hardware's encoding."""
 
 
 @cute.jit
-def _load(run: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
-    """Load a thread's piece of a run of states."""
-    piece = cute.make_layout(spec.threads.vector)
-    if const_expr(spec.aligned):
-        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), values.element_type, num_bits_per_copy=128)
-        source = cute.make_tensor(run.align(16), piece)
-        if const_expr(spec.load_policy is None):
-            cute.copy(atom, source, values)
-        else:
-            cute.copy(atom, source, values, cache_policy=Int64(spec.load_policy))
+def _load(source: cute.Pointer, values: cute.Tensor, bits: cutlass.Constexpr, policy: cutlass.Constexpr = None):
+    """Load a run of values, `bits` at a time; 0 for one value at a time."""
+    run = cute.make_tensor(source, values.layout)
+    if const_expr(bits == 0):
+        for n in range_constexpr(cute.size(values)):
+            values[n] = run[n]
     else:
-        source = cute.make_tensor(run, piece)
-        for i in range_constexpr(spec.threads.vector):
-            values[i] = source[i]
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), values.element_type, num_bits_per_copy=bits)
+        if const_expr(policy is None):
+            cute.copy(atom, run, values)
+        else:
+            cute.copy(atom, run, values, cache_policy=Int64(policy))
 
 
 @cute.jit
-def _store(values: cute.Tensor, run: cute.Pointer, spec: cutlass.Constexpr):
-    """Store a thread's piece of a run of states."""
-    piece = cute.make_layout(spec.threads.vector)
-    if const_expr(spec.aligned):
-        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), values.element_type, num_bits_per_copy=128)
-        target = cute.make_tensor(run.align(16), piece)
-        if const_expr(spec.store_policy is None):
-            cute.copy(atom, values, target)
-        else:
-            cute.copy(atom, values, target, cache_policy=Int64(spec.store_policy))
+def _store(values: cute.Tensor, target: cute.Pointer, bits: cutlass.Constexpr):
+    """Store a run of values, `bits` at a time; 0 for one value at a time."""
+    run = cute.make_tensor(target, values.layout)
+    if const_expr(bits == 0):
+        for n in range_constexpr(cute.size(values)):
+            run[n] = values[n]
     else:
-        target = cute.make_tensor(run, piece)
-        for i in range_constexpr(spec.threads.vector):
-            target[i] = values[i]
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), values.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, values, run)
+
+
+@cute.jit
+def _load_widened(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
+    """Load q, k or v side by side, as float32: up to 4 elements at a time."""
+    count = const_expr(min(spec.io_piece, cute.size(values)))
+    bits = const_expr(count * source.dtype.width if spec.aligned else 0)
+    for i in range_constexpr(cute.size(values) // count):
+        raw = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
+        _load(source + i * count, raw, bits)
+        for n in range_constexpr(count):
+            values[i * count + n] = raw[n].to(Float32)
+
+
+@cute.jit
+def _load_inputs(
+    g_q: cute.Pointer,
+    g_k: cute.Pointer,
+    g_v: cute.Pointer,
+    r_q: cute.Tensor,
+    r_k: cute.Tensor,
+    r_v: cute.Tensor,
+    spec: cutlass.Constexpr,
+):
+    """Load what a thread needs of q, k and v, from its first element of each on."""
+    if const_expr(spec.state_layout == "vk"):
+        for j in range_constexpr(spec.threads.repeats):
+            _load_widened(g_k + j * spec.repeat_step, r_k[None, j], spec)
+            _load_widened(g_q + j * spec.repeat_step, r_q[None, j], spec)
+        _load_widened(g_v, r_v, spec)
+    else:
+        _load_widened(g_k, r_k, spec)
+        _load_widened(g_q, r_q, spec)
+        for j in range_constexpr(spec.threads.repeats):
+            _load_widened(g_v + j * spec.repeat_step, r_v[None, j], spec)
+
+
+@cute.jit
+def _load_states(g_S: cute.Pointer, r_S: cute.Tensor, spec: cutlass.Constexpr):
+    """Load a thread's part of a state, [vector, repeats, passes], from its first value on."""
+    for i in range_constexpr(spec.threads.passes):
+        for j in range_constexpr(spec.threads.repeats):
+            at = i * spec.line_step + j * spec.repeat_step
+            _load(g_S + at, r_S[None, j, i], spec.state_bits, spec.load_policy)
+
+
+@cute.jit
+def _store_states(r_S: cute.Tensor, g_S: cute.Pointer, spec: cutlass.Constexpr):
+    """Store a thread's part of a state, [vector, repeats, passes], from its first value on."""
+    for i in range_constexpr(spec.threads.passes):
+        for j in range_constexpr(spec.threads.repeats):
+            at = i * spec.line_step + j * spec.repeat_step
+            _store(r_S[None, j, i], g_S + at, spec.state_bits)
+
+
+@cute.jit
+def _update_vk(
+    r_S: cute.Tensor,  # [vector, repeats, passes]
+    r_q: cute.Tensor,  # [vector, repeats]
+    r_k: cute.Tensor,  # [vector, repeats]
+    r_v: cute.Tensor,  # [passes]
+    r_o: cute.Tensor,  # [passes]
+    alpha: Float32,
+    spec: cutlass.Constexpr,
+):
+    """Update a thread's part of a state with K contiguous, and leave its part of each row's output in `r_o`."""
+    for i in range_constexpr(spec.threads.passes):
+        b_o = Float32(0.0)
+        for j in range_constexpr(spec.threads.repeats):
+            for n in range_constexpr(spec.threads.vector):
+                b_S = cute.math.fma(r_v[i], r_k[n, j], alpha * r_S[n, j, i].to(Float32))
+                b_o = cute.math.fma(b_S, r_q[n, j], b_o)
+                r_S[n, j, i] = b_S.to(r_S.element_type)
+        r_o[i] = b_o
+
+
+@cute.jit
+def _update_kv(
+    r_S: cute.Tensor,  # [vector, repeats, passes]
+    r_q: cute.Tensor,  # [passes]
+    r_k: cute.Tensor,  # [passes]
+    r_v: cute.Tensor,  # [vector, repeats]
+    r_o: cute.Tensor,  # [vector, repeats]
+    alpha: Float32,
+    spec: cutlass.Constexpr,
+):
+    """Update a thread's part of a state with V contiguous, and leave its part of each row's output in `r_o`."""
+    r_o.fill(0.0)
+    for i in range_constexpr(spec.threads.passes):
+        for j in range_constexpr(spec.threads.repeats):
+            for n in range_constexpr(spec.threads.vector):
+                b_S = cute.math.fma(r_v[n, j], r_k[i], alpha * r_S[n, j, i].to(Float32))
+                r_o[n, j] = cute.math.fma(b_S, r_q[i], r_o[n, j])
+                r_S[n, j, i] = b_S.to(r_S.element_type)
+
+
+@cute.jit
+def _sum_vk(r_o: cute.Tensor, own: Int32, spec: cutlass.Constexpr):
+    """Sum over the lanes of a line; the output of this thread's row `own`."""
+    for n in range_constexpr(spec.steps):
+        for i in range_constexpr(spec.threads.passes):
+            r_o[i] = r_o[i] + cute.arch.shuffle_sync_bfly(r_o[i], offset=spec.threads.lanes >> (n + 1))
+    # All lanes of a line have its sum; each keeps that of one line, so that one store writes them all.
+    mine = r_o[0]
+    for i in range_constexpr(1, spec.threads.passes):
+        if own == i:
+            mine = r_o[i]
+    return mine
+
+
+@cute.jit
+def _sum_kv(
+    r_o: cute.Tensor,
+    thread: Int32,
+    s_o: cute.Tensor,  # [block_v, num_warps] in shared memory
+    spec: cutlass.Constexpr,
+):
+    """Sum over the lines of a warp, then over the warps; the output of row `thread` of the block."""
+    lane, warp = thread % 32, thread // 32
+    for j in range_constexpr(spec.threads.repeats):
+        for n in range_constexpr(spec.threads.vector):
+            b_o = r_o[n, j]
+            for step in range_constexpr(spec.steps):
+                b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=16 >> step)
+            if lane < spec.threads.lanes:
+                s_o[j * spec.repeat_step + lane * spec.threads.vector + n, warp] = b_o
+    cute.arch.sync_threads()
+    total = s_o[thread % spec.tiles.block_v, 0]
+    for w in range_constexpr(1, spec.tiles.num_warps):
+        total = total + s_o[thread % spec.tiles.block_v, w]
+    return total
 
 
 @cute.kernel
-def decode_kernel_vk(
+def decode_kernel(
     s_offsets: cute.Tensor,  # [B]
     s: cute.Tensor,  # [P*H, V, K]
     decay_scales: cute.Tensor,  # [H] float32
@@ -71,154 +199,75 @@ def decode_kernel_vk(
     out: cute.Tensor,  # [B, H, V]
     scale: Float32,
     slots: Int64,  # P
-    group: Int32,  # H // G
+    slot_stride: Int64,  # elements between slots
+    group: cute.FastDivmodDivisorV2,  # H // G
     spec: cutlass.Constexpr,
 ):
-    """K contiguous: a warp owns `passes * lines` rows of V, and sums each over its lanes."""
+    """The module says what it computes; letters and shapes are those of the parameters above."""
     if const_expr(spec.overlap):
         cute.arch.griddepcontrol_launch_dependents()
     thread, _, _ = cute.arch.thread_idx()
     block_x, block_y, block_z = cute.arch.block_idx()
     i_h = block_x // spec.blocks
-    i_g = i_h // group
-    row = block_y + block_z * ROWS_PER_Z
-    lane = thread % 32
-    o_k = lane % spec.threads.lanes * spec.threads.vector
-    # First row of V of this thread, in the block and in the head; the next is `lines` further on.
-    first = thread // 32 * spec.threads.passes * spec.threads.lines + lane // spec.threads.lanes
     start_v = block_x % spec.blocks * spec.tiles.block_v
-    if row < s_offsets.shape[0]:
-        slot = Int64(s_offsets[row])
-        g_out = out[row, i_h, None]
-        if (slot >= 0) & (slot < slots):
-            g_S = s[slot * v.shape[1] + i_h, None, None].iterator + (start_v + first) * spec.K + o_k
-            shape = (spec.threads.vector, spec.threads.repeats, spec.threads.passes)
-            r_S = cute.make_rmem_tensor(cute.make_layout(shape), s.element_type)
-            for i in range_constexpr(spec.threads.passes):
-                for j in range_constexpr(spec.threads.repeats):
-                    at = i * spec.threads.lines * spec.K + j * spec.threads.lanes * spec.threads.vector
-                    _load(g_S + at, r_S[None, j, i], spec)
-            alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
-            if const_expr(spec.overlap):
-                cute.arch.griddepcontrol_wait()
-            g_q, g_k, g_v = q[row, i_g, None], k[row, i_g, None], v[row, i_h, None]
-            pieces = cute.make_layout(shape[:2])
-            r_q, r_k = cute.make_rmem_tensor(pieces, Float32), cute.make_rmem_tensor(pieces, Float32)
-            for j in range_constexpr(spec.threads.repeats):
-                for n in range_constexpr(spec.threads.vector):
-                    at = o_k + j * spec.threads.lanes * spec.threads.vector + n
-                    r_q[n, j] = g_q[at].to(Float32)
-                    r_k[n, j] = g_k[at].to(Float32)
-            # All inputs before the first store: the compiler must assume that a store changes what is read behind it.
-            r_v = cute.make_rmem_tensor(cute.make_layout(spec.threads.passes), Float32)
-            for i in range_constexpr(spec.threads.passes):
-                r_v[i] = g_v[start_v + first + i * spec.threads.lines].to(Float32)
-            mine = Float32(0.0)
-            for i in range_constexpr(spec.threads.passes):
-                b_o = Float32(0.0)
-                for j in range_constexpr(spec.threads.repeats):
-                    for n in range_constexpr(spec.threads.vector):
-                        b_S = cute.math.fma(r_v[i], r_k[n, j], alpha * r_S[n, j, i].to(Float32))
-                        b_o = cute.math.fma(b_S, r_q[n, j], b_o)
-                        r_S[n, j, i] = b_S.to(s.element_type)
-                    at = i * spec.threads.lines * spec.K + j * spec.threads.lanes * spec.threads.vector
-                    _store(r_S[None, j, i], g_S + at, spec)
-                for n in range_constexpr(spec.steps):
-                    b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=spec.threads.lanes >> (n + 1))
-                # All lanes of a line have its sum; lane i keeps that of pass i, so that one store writes them all.
-                if lane % spec.threads.lanes == i:
-                    mine = b_o
-            own = lane % spec.threads.lanes
-            if own < spec.threads.passes:
-                g_out[start_v + first + own * spec.threads.lines] = (mine * scale).to(out.element_type)
-        else:
-            if const_expr(spec.overlap):
-                # The kernel before may still read what it was given as this call's output.
-                cute.arch.griddepcontrol_wait()
-            if thread < spec.tiles.block_v:
-                g_out[start_v + thread] = Float32(0.0).to(out.element_type)
-
-
-@cute.kernel
-def decode_kernel_kv(
-    s_offsets: cute.Tensor,  # [B]
-    s: cute.Tensor,  # [P*H, V, K]
-    decay_scales: cute.Tensor,  # [H] float32
-    q: cute.Tensor,  # [B, G, K]
-    k: cute.Tensor,  # [B, G, K]
-    v: cute.Tensor,  # [B, H, V]
-    out: cute.Tensor,  # [B, H, V]
-    scale: Float32,
-    slots: Int64,  # P
-    group: Int32,  # H // G
-    spec: cutlass.Constexpr,
-):
-    """V contiguous: a warp owns every `num_warps * lines`-th column of K and a run of V, and the block sums over K."""
-    if const_expr(spec.overlap):
-        cute.arch.griddepcontrol_launch_dependents()
-    thread, _, _ = cute.arch.thread_idx()
-    block_x, block_y, block_z = cute.arch.block_idx()
-    i_h = block_x // spec.blocks
-    i_g = i_h // group
     row = block_y + block_z * ROWS_PER_Z
     lane, warp = thread % 32, thread // 32
-    o_v = lane % spec.threads.lanes * spec.threads.vector
-    # First column of K of this thread; the next is `columns` further on.
-    first = warp * spec.threads.lines + lane // spec.threads.lanes
-    columns = spec.tiles.num_warps * spec.threads.lines
-    start_v = block_x % spec.blocks * spec.tiles.block_v
-    memory = cutlass.memory.SmemAllocator()
-    s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, spec.tiles.num_warps)), 16)
+    vector, lanes, repeats, lines, passes = spec.threads
+    own = lane % lanes
+    line = cute.assume((warp * lines + lane // lanes) * passes, divby=passes)
+    if const_expr(spec.state_layout == "kv"):
+        memory = cutlass.memory.SmemAllocator()
+        s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, spec.tiles.num_warps)), 16)
     if row < s_offsets.shape[0]:
         slot = Int64(s_offsets[row])
-        g_out = out[row, i_h, None]
-        if (slot >= 0) & (slot < slots):
-            g_S = s[slot * v.shape[1] + i_h, None, None].iterator + first * spec.V + start_v + o_v
-            shape = (spec.threads.vector, spec.threads.passes)
-            r_S = cute.make_rmem_tensor(cute.make_layout(shape), s.element_type)
-            for i in range_constexpr(spec.threads.passes):
-                _load(g_S + i * columns * spec.V, r_S[None, i], spec)
-            alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
-            if const_expr(spec.overlap):
-                cute.arch.griddepcontrol_wait()
-            g_q, g_k, g_v = q[row, i_g, None], k[row, i_g, None], v[row, i_h, None]
-            values = cute.make_layout(spec.threads.vector)
-            r_v, r_o = cute.make_rmem_tensor(values, Float32), cute.make_rmem_tensor(values, Float32)
-            for n in range_constexpr(spec.threads.vector):
-                r_v[n] = g_v[start_v + o_v + n].to(Float32)
-                r_o[n] = Float32(0.0)
-            # All inputs before the first store: the compiler must assume that a store changes what is read behind it.
-            of_columns = cute.make_layout(spec.threads.passes)
-            r_q = cute.make_rmem_tensor(of_columns, q.element_type)
-            r_k = cute.make_rmem_tensor(of_columns, k.element_type)
-            for i in range_constexpr(spec.threads.passes):
-                r_q[i] = g_q[first + i * columns]
-                r_k[i] = g_k[first + i * columns]
-            for i in range_constexpr(spec.threads.passes):
-                b_q, b_k = r_q[i].to(Float32), r_k[i].to(Float32)
-                for n in range_constexpr(spec.threads.vector):
-                    b_S = cute.math.fma(r_v[n], b_k, alpha * r_S[n, i].to(Float32))
-                    r_o[n] = cute.math.fma(b_S, b_q, r_o[n])
-                    r_S[n, i] = b_S.to(s.element_type)
-                _store(r_S[None, i], g_S + i * columns * spec.V, spec)
-            for n in range_constexpr(spec.threads.vector):
-                b_o = r_o[n]
-                for step in range_constexpr(spec.steps):
-                    b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=16 >> step)
-                if lane < spec.threads.lanes:
-                    s_o[o_v + n, warp] = b_o
-            cute.arch.sync_threads()
-            if thread < spec.tiles.block_v:
-                total = s_o[thread, 0]
-                for w in range_constexpr(1, spec.tiles.num_warps):
-                    total = total + s_o[thread, w]
-                g_out[start_v + thread] = (total * scale).to(out.element_type)
+        alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
+        if const_expr(spec.state_layout == "vk"):
+            i_v, i_k = cute.assume(start_v + line, divby=passes), cute.assume(own * vector, divby=vector)
+            inner = i_v * spec.K + i_k
+            i_o, writes = i_v + own, own < passes
+            of_k, of_v = cute.make_layout((vector, repeats)), cute.make_layout(passes)
         else:
-            if const_expr(spec.overlap):
-                # The kernel before may still read what it was given as this call's output.
-                cute.arch.griddepcontrol_wait()
-            if thread < spec.tiles.block_v:
-                g_out[start_v + thread] = Float32(0.0).to(out.element_type)
+            i_v, i_k = cute.assume(start_v + own * vector, divby=vector), line
+            inner = i_k * spec.V + i_v
+            i_o, writes = start_v + thread, thread < spec.tiles.block_v
+            of_k, of_v = cute.make_layout(passes), cute.make_layout((vector, repeats))
+        i_g = i_h // group
+        g_q, g_k = q[row, i_g, None].iterator + i_k, k[row, i_g, None].iterator + i_k
+        g_v, g_out = v[row, i_h, None].iterator + i_v, out[row, i_h, None]
+        r_q, r_k = cute.make_rmem_tensor(of_k, Float32), cute.make_rmem_tensor(of_k, Float32)
+        r_v = cute.make_rmem_tensor(of_v, Float32)
+        if const_expr(not spec.overlap):
+            _load_inputs(g_q, g_k, g_v, r_q, r_k, r_v, spec)
+        first = s[i_h, None, None].iterator + cute.assume(inner, divby=vector)
+        live = (slot >= 0) & (slot < slots)
+        g_S = first + cute.assume(slot * slot_stride, divby=vector if const_expr(spec.aligned) else 1)
+        r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
+        r_S.fill(0)
+        if live:
+            _load_states(g_S, r_S, spec)
+        if const_expr(spec.overlap):
+            cute.arch.griddepcontrol_wait()
+            _load_inputs(g_q, g_k, g_v, r_q, r_k, r_v, spec)
+        # All inputs are loaded by now: the compiler must assume that a store changes what is read behind it.
+        r_o = cute.make_rmem_tensor(of_v, Float32)
+        if const_expr(spec.state_layout == "vk"):
+            _update_vk(r_S, r_q, r_k, r_v, r_o, alpha, spec)
+        else:
+            _update_kv(r_S, r_q, r_k, r_v, r_o, alpha, spec)
+        if const_expr(spec.tiles.store_first):
+            if live:
+                _store_states(r_S, g_S, spec)
+        if const_expr(spec.state_layout == "vk"):
+            b_o = _sum_vk(r_o, own, spec)
+        else:
+            b_o = _sum_kv(r_o, thread, s_o, spec)
+        if const_expr(not spec.tiles.store_first):
+            if live:
+                _store_states(r_S, g_S, spec)
+        if not live:
+            b_o = Float32(0.0)
+        if writes:
+            g_out[i_o] = (b_o * scale).to(out.element_type)
 
 
 @cute.jit
@@ -235,12 +284,14 @@ def launch(
     stream,
     spec: cutlass.Constexpr,
 ):
-    """Launch the kernel of `spec` on a stream; arguments as in the kernels."""
+    """Launch the kernel of `spec` on a stream; arguments as in the kernel."""
     heads, rows = v.shape[1], s_offsets.shape[0]
-    kernel = decode_kernel_vk if const_expr(spec.state_layout == "vk") else decode_kernel_kv
-    kernel(s_offsets, s, decay_scales, q, k, v, out, scale, slots, heads // q.shape[1], spec).launch(
+    slot_stride = Int64(heads) * s.stride[0]
+    group = cute.FastDivmodDivisorV2(heads // q.shape[1])
+    decode_kernel(s_offsets, s, decay_scales, q, k, v, out, scale, slots, slot_stride, group, spec).launch(
         grid=(heads * spec.blocks, cutlass.min(rows, ROWS_PER_Z), (rows + ROWS_PER_Z - 1) // ROWS_PER_Z),
         block=(32 * spec.tiles.num_warps, 1, 1),
         stream=stream,
         use_pdl=spec.overlap,
+        min_blocks_per_mp=1,
     )

@@ -10,7 +10,7 @@ import torch
 from la_core.spec.decode_problem import DecodeProblem
 from la_cute.compiled_kernel_cache import compiled_decode
 from la_cute.decode_compile import decode_compile_key
-from la_cute.decode_tiles import ACCESS_BYTES, DecodeTiles, choose_decode_tiles
+from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, choose_decode_tiles
 
 MAX_LAUNCHES = 4096
 """Problems whose launches are kept; beyond it all are dropped."""
@@ -22,12 +22,15 @@ _launches: dict[int, DecodeLaunch] = {}
 class DecodeLaunch:
     """A problem's kernels for aligned and for other addresses, each made when the first such call comes."""
 
-    __slots__ = ("_by_alignment", "problem", "strides_aligned", "tiles")
+    __slots__ = ("_by_alignment", "_io_mask", "_strides_aligned", "problem", "tiles")
 
     def __init__(self, problem: DecodeProblem, tiles: DecodeTiles | None = None) -> None:
         self.problem = problem
         self.tiles = tiles or choose_decode_tiles(problem)
-        self.strides_aligned = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0
+        self._io_mask = IO_PIECE * problem.io_dtype.itemsize - 1
+        self._strides_aligned = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0 and all(
+            stride % IO_PIECE == 0 for stride in (*problem.q_strides, *problem.k_strides, *problem.v_strides)
+        )
         self._by_alignment: list[Any] = [None, None]
 
     def _prepare(self, aligned: bool) -> Any:
@@ -47,7 +50,9 @@ class DecodeLaunch:
         out: torch.Tensor,
     ) -> None:
         """Launch on the current stream of the problem's device."""
-        aligned = self.strides_aligned and s.data_ptr() % ACCESS_BYTES == 0
+        aligned = self._strides_aligned and not (
+            s.data_ptr() % ACCESS_BYTES or (q.data_ptr() | k.data_ptr() | v.data_ptr()) & self._io_mask
+        )
         run = self._by_alignment[aligned] or self._prepare(aligned)
         run(s_offsets, s, decay_scales, q, k, v, out, softmax_scale, self.problem.P)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -14,7 +14,10 @@ UNIT = 64 * KIB
 """A state of K = V = 128 in float32: work is counted in these."""
 
 ACCESS_BYTES = 16
-"""What a thread reads at a time."""
+"""What a thread reads of a state at a time."""
+
+IO_PIECE = 4
+"""Elements of q, k or v that a thread reads at a time, where it needs as many."""
 
 WARP_BYTES = 32 * ACCESS_BYTES
 
@@ -24,7 +27,7 @@ MOST_VALUES = 64
 OVERLAP_ARCH = (9, 0)
 """The first compute capability that can start a kernel while the one before it runs."""
 
-Eviction = Literal["", "evict_first", "evict_last"]
+Eviction = Literal["", "evict_last"]
 
 
 @dataclass(frozen=True)
@@ -38,40 +41,34 @@ class DecodeTiles:
     num_warps
         Warps that share them.
     eviction
-        When its states leave the L2 cache: before other lines, after them, or like them. `"evict_last"` marks what is
-        read only, so that it is still there when it is written back.
+        When its states leave the L2 cache: like other lines, or after them. `"evict_last"` marks what is read only, so
+        that it is still there when it is written back.
+    store_first
+        Whether it stores its states before it sums its outputs, or behind that.
     """
 
     block_v: int
     num_warps: int
     eviction: Eviction = ""
+    store_first: bool = False
 
 
-@dataclass(frozen=True)
-class ThreadLayout:
+class ThreadLayout(NamedTuple):
     """How the threads of a warp lie over the states of a block.
 
     A line is a run of memory: a row of K with K contiguous, `block_v` values of V with V contiguous.
-
-    Attributes
-    ----------
-    vector
-        Values in one access of 16 bytes.
-    lanes
-        Threads side by side on a line.
-    repeats
-        Accesses of a thread on a line.
-    lines
-        Lines that a warp covers at a time.
-    passes
-        Times that it does so.
     """
 
     vector: int
+    """Values in one access of 16 bytes."""
     lanes: int
+    """Threads side by side on a line."""
     repeats: int
+    """Accesses of a thread on a line."""
     lines: int
+    """Lines that a warp covers at a time, `passes` lines apart."""
     passes: int
+    """Lines of a thread, one behind the other."""
 
 
 def thread_layout(K: int, state_dtype: torch.dtype, state_layout: StateLayout, tiles: DecodeTiles) -> ThreadLayout:
@@ -86,55 +83,60 @@ def thread_layout(K: int, state_dtype: torch.dtype, state_layout: StateLayout, t
 def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     """The tiles for a problem: how many bytes of state a block owns, in how many warps.
 
-    Not measured yet. The sizes are those that do best in the Triton backend, which moves the same bytes in the same
-    pieces.
-
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
     """
     units = problem.state_bytes / UNIT
-    if problem.state_layout == "kv":
-        return _one_tile(problem, "evict_last" if units > 512 else "")
     overlap = problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
-    wide = problem.state_dtype.itemsize == 4
-    if units <= (64 if overlap else 16 if wide else 32):
-        return _tiles(problem, 8 * KIB, 8, "evict_last")
-    if units <= 128:
-        return _tiles(problem, 4 * KIB, 1, "evict_last") if overlap else _tiles(problem, 2 * KIB, 1, "")
-    if units <= 256:
-        return _tiles(problem, 4 * KIB, 1, "")
-    if not wide:
-        return _tiles(problem, 8 * KIB, 1, "evict_last")
+    if problem.state_layout == "kv":
+        return _one_tile(problem, "evict_last" if overlap or units > 512 else "")
     if overlap:
-        return _tiles(problem, 8 * KIB, 8 if units <= 2048 else 1, "evict_last")
-    return _tiles(problem, 8 * KIB, 8 if units <= 1024 else 4, "evict_last")
+        if units <= 32:
+            return _tiles(problem, 4 * KIB, 8, "evict_last", store_first=False)
+        if units <= 64:
+            return _tiles(problem, 8 * KIB, 8, "evict_last", store_first=False)
+        if units <= 128:
+            return _tiles(problem, 8 * KIB, 4, "evict_last", store_first=True)
+        if units <= 512:
+            return _tiles(problem, 8 * KIB, 1, "", store_first=True)
+        return _tiles(problem, 8 * KIB, 1, "evict_last", store_first=False)
+    if units <= 64:
+        return _tiles(problem, 8 * KIB, 4, "evict_last", store_first=True)
+    if units <= 128:
+        return _tiles(problem, 2 * KIB, 1, "", store_first=False)
+    if units <= 256:
+        return _tiles(problem, 8 * KIB, 1, "", store_first=False)
+    if units <= 512:
+        return _tiles(problem, 2 * KIB, 1, "evict_last", store_first=False)
+    return _tiles(problem, 8 * KIB, 1, "evict_last", store_first=False)
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
     """Every tile that the choice could be changed to without changing a bit; for measuring."""
-    evictions: tuple[Eviction, ...] = ("", "evict_first", "evict_last")
+    evictions: tuple[Eviction, ...] = ("", "evict_last")
     if problem.state_layout == "kv":
         return tuple(_one_tile(problem, eviction) for eviction in evictions)
     tiles = (
-        _tiles(problem, kib * KIB, warps, eviction)
-        for kib in (1, 2, 4, 8, 16)
-        for warps in (1, 2, 4, 8)
+        _tiles(problem, kib * KIB, warps, eviction, store_first=store_first)
+        for kib in (2, 4, 8, 16)
+        for warps in (1, 4, 8)
         for eviction in evictions
+        for store_first in (False, True)
     )
     return tuple(dict.fromkeys(tiles))
 
 
-def _tiles(problem: DecodeProblem, block: int, warps: int, eviction: Eviction) -> DecodeTiles:
+def _tiles(problem: DecodeProblem, block: int, warps: int, eviction: Eviction, *, store_first: bool) -> DecodeTiles:
     """K contiguous: `block` bytes of state at most, in `warps` warps at most, at least one row a line of each warp."""
     row = problem.K * problem.state_dtype.itemsize
     rows_at_once = max(1, WARP_BYTES // row)
     most = MOST_VALUES * 32 // problem.K
     warps = min(warps, problem.V // rows_at_once)
     rows = max(warps * rows_at_once, min(block // row, warps * most, problem.V))
-    return DecodeTiles(rows, warps, eviction)
+    return DecodeTiles(rows, warps, eviction, store_first)
 
 
 def _one_tile(problem: DecodeProblem, eviction: Eviction) -> DecodeTiles:
     """V contiguous: runs of at most 256 bytes, in as many warps as hold them, whatever the batch."""
     block_v = min(256 // problem.state_dtype.itemsize, 8 * 32 * MOST_VALUES // problem.K, problem.V)
-    return DecodeTiles(block_v, problem.K * block_v // (32 * MOST_VALUES), eviction)
+    return DecodeTiles(block_v, problem.K * block_v // (32 * MOST_VALUES), eviction, store_first=True)

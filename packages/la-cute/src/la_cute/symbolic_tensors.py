@@ -9,6 +9,8 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE
+
 if TYPE_CHECKING:
     from la_cute.decode_compile import DecodeCompileKey
 
@@ -29,29 +31,27 @@ def decode_arguments(key: DecodeCompileKey) -> tuple[Any, ...]:
     """
     B, G, H = (cute.sym_int32(symbol=name) for name in ("B", "G", "H"))
     rows_of_pool = cute.sym_int64(symbol="PH")
-    vector = 16 // key.state_dtype.itemsize
+    vector = ACCESS_BYTES // key.state_dtype.itemsize if key.aligned else 1
+    piece = IO_PIECE if key.aligned else 1
 
-    def stride(divisibility: int = 1) -> Any:
-        return cute.sym_int64(divisibility=divisibility)
+    def tensor(dtype: torch.dtype, shape: tuple[Any, ...], inner: tuple[int, ...], unit: int = 1) -> Any:
+        """A tensor whose outer strides are symbols; it starts, and they are, at multiples of `unit` elements."""
+        outer = tuple(cute.sym_int64(divisibility=unit) for _ in shape[len(inner) :])
+        return make_fake_tensor(DTYPES[dtype], shape, (*outer, *inner), assumed_align=unit * dtype.itemsize)
 
-    def tensor(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...], align: int | None = None) -> Any:
-        return make_fake_tensor(DTYPES[dtype], shape, strides, assumed_align=align or dtype.itemsize)
-
-    inner = (key.K, 1) if key.state_layout == "vk" else (1, key.V)
-    s = tensor(
-        key.state_dtype,
-        (rows_of_pool, key.V, key.K),
-        (stride(vector if key.aligned else 1), *inner),
-        16 if key.aligned else None,
-    )
     return (
         tensor(key.offsets_dtype, (B,), (1,)),
-        s,
+        tensor(
+            key.state_dtype,
+            (rows_of_pool, key.V, key.K),
+            (key.K, 1) if key.state_layout == "vk" else (1, key.V),
+            vector,
+        ),
         tensor(torch.float32, (H,), (1,)),
-        tensor(key.io_dtype, (B, G, key.K), (stride(), stride(), 1)),
-        tensor(key.io_dtype, (B, G, key.K), (stride(), stride(), 1)),
-        tensor(key.io_dtype, (B, H, key.V), (stride(), stride(), 1)),
-        tensor(key.out_dtype, (B, H, key.V), (stride(), stride(), 1)),
+        tensor(key.io_dtype, (B, G, key.K), (1,), piece),
+        tensor(key.io_dtype, (B, G, key.K), (1,), piece),
+        tensor(key.io_dtype, (B, H, key.V), (1,), piece),
+        tensor(key.out_dtype, (B, H, key.V), (1,)),
         cutlass.Float32(1.0),
         cutlass.Int64(1),
         make_fake_stream(use_tvm_ffi_env_stream=True),
