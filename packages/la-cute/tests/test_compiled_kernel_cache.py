@@ -21,7 +21,8 @@ import tvm_ffi
 
 from la_cute import compiled_kernel_cache as cache
 from la_cute import warmup
-from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute.decode_compile import compile_decode
+from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
 
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
@@ -72,7 +73,7 @@ def test_a_kernel_is_compiled_once_and_then_found_on_disk(
 def test_another_process_compiles_nothing(folder: Path) -> None:
     cache.compiled_decode(_key())
     code = (
-        "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile as d, la_cute.decode_tiles as t\n"
+        "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile_key as d, la_cute.decode_tiles as t\n"
         "from la_core import DecodeProblem\n"
         "cache.compile_decode = None\n"
         "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"

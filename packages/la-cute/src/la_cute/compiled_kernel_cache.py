@@ -16,7 +16,8 @@ from threading import Lock
 from typing import Any
 
 from la_core.conformance.source_hash import source_hash
-from la_cute.decode_compile import DecodeCompileKey, compile_decode
+from la_cute.decode_compile import compile_decode
+from la_cute.decode_compile_key import DecodeCompileKey
 
 ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
 """Folder of compiled kernels; empty for none. Without it `la-cute` in the user's cache folder."""

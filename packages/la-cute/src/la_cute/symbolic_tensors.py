@@ -10,7 +10,7 @@ import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 if TYPE_CHECKING:
-    from la_cute.decode_compile import DecodeCompileKey
+    from la_cute.decode_compile_key import DecodeCompileKey
 
 DTYPES = {
     torch.float32: cutlass.Float32,
