@@ -206,17 +206,22 @@ def test_where_there_is_a_compiler_a_library_of_other_sources_is_passed_over(fol
 
 
 @linked
-@pytest.mark.parametrize("damage", ["library", "no library", "manifest", "empty manifest"])
+@pytest.mark.parametrize(
+    "damage", ["library", "empty library", "no library", "", "{}", "[]", '{"functions": [], "glibc": [2, 34]}']
+)
 def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, damage: str) -> None:
+    """A manifest that is given is the text in its file."""
     library, manifest = folder / "sm_90a.so", folder / "sm_90a.json"
     if damage == "library":
         content = bytearray(library.read_bytes())
         content[len(content) // 2] ^= 1
         library.write_bytes(content)
+    elif damage == "empty library":
+        library.write_bytes(b"")
     elif damage == "no library":
         library.unlink()
     else:
-        manifest.write_text("" if damage == "manifest" else "{}")
+        manifest.write_text(damage)
     with pytest.warns(RuntimeWarning, match="la-cute does not use"):
         assert backend.refusal(PROBLEM) == f"has damaged prebuilt kernels for sm_90a, {NO_COMPILER}"
     with pytest.raises(UnsupportedByBackend, match="damaged"):
@@ -338,6 +343,18 @@ def test_host_code_is_for_every_processor(built: Path) -> None:
     names = {line.split("\t")[1].split()[0] for line in listing.splitlines() if line.count("\t") == 1}
     assert "movups" in names
     assert [name for name in names if re.fullmatch(r"v(mov|xor|ins|bro|cvt|add|pack|perm|pxor|zero)\w*", name)] == []
+
+
+@linked
+@pytest.mark.parametrize("aligned", [True, False])
+def test_prebuilt_and_just_compiled_kernels_are_the_same_machine_code(
+    built: Path, tmp_path: Path, aligned: bool
+) -> None:
+    from la_cute.decode_compile import compile_decode
+
+    kernel = compile_decode(_key(aligned), f"--keep-cubin --dump-dir={tmp_path}").artifacts.CUBIN
+    assert len(kernel) > 1000
+    assert kernel in (built / "sm_90a.so").read_bytes()
 
 
 @linked

@@ -10,7 +10,6 @@ distribution `nvidia-cuda-runtime`, and `cuda_error.c`; of the system it needs g
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -29,7 +28,7 @@ from typing import Any
 from la_core.conformance.source_hash import source_hash
 from la_cute.compiled_kernel_cache import MAKERS
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
-from la_cute.prebuilt_kernels import FOLDER, Manifest
+from la_cute.prebuilt_kernels import FOLDER, Manifest, library_digest
 from la_cute.prebuilt_keys import function_name, prebuilt_keys
 
 CUDA_RUNTIME = "nvidia-cuda-runtime"
@@ -39,12 +38,17 @@ ERROR_FILE = Path(__file__).with_name("cuda_error.c")
 CPU, CPU_FEATURES = "x86-64", ("sse2",)
 """Host code is for every processor of this family. Left alone, the compiler takes the one that it runs on."""
 
+JOBS = min(os.cpu_count() or 1, 8)
+"""Each process holds the compiler."""
+
 EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
 """Nothing else is seen from outside, so that a second CUDA runtime in the process does not meet this one."""
 
 
 def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], workers: Executor) -> Path:
     """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest."""
+    # Before anything is compiled: sources that change meanwhile must not pass for those that were.
+    sources = str(source_hash("la_cute"))
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         targets = [scratch / f"{function_name(key)}.o" for key in keys]
@@ -55,12 +59,11 @@ def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], wor
         # Moved into place whole: a process that has loaded the one before keeps it.
         shutil.move(linked, folder / f".{arch}.so")
         os.replace(folder / f".{arch}.so", library)
-    content = library.read_bytes()
     manifest = Manifest(
-        sources=str(source_hash("la_cute")),
-        library=hashlib.sha256(content).hexdigest(),
+        sources=sources,
+        library=library_digest(library),
         made_with=_versions(),
-        glibc=(2, max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", content))),
+        glibc=(2, max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes()))),
         functions=tuple(map(function_name, keys)),
     )
     manifest.write(library.with_suffix(".json"))
@@ -119,8 +122,8 @@ def is_current(folder: Path, arch: str) -> bool:
     library = folder / f"{arch}.so"
     try:
         manifest = Manifest.read(library.with_suffix(".json"))
-        digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError):
+        digest = library_digest(library)
+    except (OSError, ValueError):
         return False
     return (manifest.sources, manifest.library, manifest.made_with) == (source_hash("la_cute"), digest, _versions())
 
@@ -129,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Build what is not up to date."""
     parser = argparse.ArgumentParser(prog="python -m la_cute.prebuild", description="Build kernels ahead of time.")
     parser.add_argument("arch", nargs="*", metavar="arch", help=f"of {', '.join(ARCHES)}; all by default")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes that compile; {JOBS} by default")
     options = parser.parse_args(arguments)
     for arch in set(options.arch) - set(ARCHES):
         parser.error(f"no architecture {arch!r}. Known: {', '.join(ARCHES)}")

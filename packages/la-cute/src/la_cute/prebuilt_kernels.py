@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import mmap
 import os
 import warnings
 from dataclasses import dataclass
@@ -66,10 +67,16 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Read what `write` wrote; a ValueError, KeyError or TypeError says that something else did."""
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values["glibc"], values["functions"] = tuple(values["glibc"]), tuple(values["functions"])
-        return cls(**values)
+        """Read what `write` wrote; a ValueError says that something else did."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values["glibc"], values["functions"] = tuple(values["glibc"]), tuple(values["functions"])
+            manifest = cls(**values)
+            if FFI not in manifest.made_with:
+                raise KeyError(FFI)
+        except (KeyError, TypeError) as reason:
+            raise ValueError(f"{path.name} is no manifest: {reason!r}") from reason
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,13 @@ class Library:
     path: Path
     functions: frozenset[str] = frozenset()
     flaw: str = ""
+
+
+def library_digest(path: Path) -> str:
+    """SHA-256 of a library; a ValueError says that it is empty."""
+    # Mapped: reading it into memory takes about as long as hashing it.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
 
 
 @functools.cache
@@ -143,8 +157,8 @@ def find_library(folder: Path, arch: str) -> Library:
         return Library(path, flaw=f"has no prebuilt kernels for {arch}")
     try:
         manifest = Manifest.read(manifest_path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+        digest = library_digest(path)
+    except (OSError, ValueError) as reason:
         return _damaged(path, str(reason))
     if manifest.sources != source_hash("la_cute"):
         return Library(path, flaw=f"has prebuilt kernels for {arch} made from other sources")
