@@ -7,6 +7,7 @@ versions are in `constraints.txt`; they hold for development, not for users of t
 from __future__ import annotations
 
 import hashlib
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -17,12 +18,23 @@ from nox.command import CommandFailed
 ROOT = Path(__file__).parent
 CORE, REF, TRITON, CUTE = "packages/la-core", "packages/la-ref", "packages/la-triton", "packages/la-cute"
 BENCH = "bench"
+CUTE_JIT = f"{CUTE}[jit]"
 DISTRIBUTIONS = (CORE, REF, TRITON, CUTE, BENCH)
 REQUIRED_BACKENDS = ("ref",)
 """Backends that must pass on every machine; the others run where they can, and are listed as not run elsewhere."""
 
 CONSTRAINTS = "constraints.txt"
-SHARED_TOOLS = ("pytest", "hypothesis", "mypy", "-r", "docs/requirements.txt")
+SHARED_TOOLS = (
+    *("pytest", "hypothesis", "mypy", "-r", "docs/requirements.txt"),
+    # Prebuilt kernels are linked with it. No version in the constraints: a torch for GPUs asks for one of its own.
+    'nvidia-cuda-runtime>=13,<14; sys_platform == "linux"',
+)
+
+HAS_PREBUILT = sys.platform == "linux" and platform.machine() == "x86_64"
+"""Whether this is a platform for which la-cute's kernels are built ahead of time."""
+
+MOST_WHEEL_BYTES = 20_000_000
+"""What the wheel with prebuilt kernels may take."""
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
@@ -41,7 +53,7 @@ def shared_python(session: nox.Session) -> str:
     if not stamp.exists() or stamp.read_text() != state:
         session.log(f"preparing the shared environment in {home.relative_to(ROOT)} (about 1 GB with a CPU-only torch)")
         session.run(sys.executable, "-m", "venv", "--clear", str(home), external=True, silent=True)
-        editable = [part for path in DISTRIBUTIONS for part in ("-e", path)]
+        editable = [part for path in (CORE, REF, TRITON, CUTE_JIT, BENCH) for part in ("-e", path)]
         session.run(
             *(str(python), "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS),
             *editable,
@@ -129,14 +141,40 @@ def docs(session: nox.Session) -> None:
     session.log("open docs/_build/html/index.html")
 
 
+@nox.session(venv_backend="none")
+def prebuild(session: nox.Session) -> None:
+    """Build la-cute's kernels ahead of time, for every architecture, unless they are up to date; a few minutes.
+
+    Needs gcc, on Linux for x86-64, and no GPU. Arguments go to la_cute.prebuild: nox -s prebuild -- sm_90a
+    """
+    session.run(shared_python(session), "-m", "la_cute.prebuild", *session.posargs, external=True)
+
+
 @nox.session
 def build(session: nox.Session) -> None:
-    """Wheels and sdists of all packages, into dist/."""
+    """Wheels and sdists of all packages, into dist/: of la-cute a wheel for any platform, and one with kernels.
+
+    The latter needs what `prebuild` needs, and is left out on other platforms than Linux for x86-64.
+    """
     session.install("--constraint", CONSTRAINTS, "build")
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for path in DISTRIBUTIONS:
         session.run("python", "-m", "build", "--outdir", "dist", path, silent=True)
+    if HAS_PREBUILT:
+        session.run(shared_python(session), "-m", "la_cute.prebuild", external=True)
+        # What an earlier build has left there would go into the wheel.
+        shutil.rmtree(ROOT / CUTE / "build", ignore_errors=True)
+        session.run("python", "-m", "build", "--wheel", "--outdir", "dist", CUTE, silent=True)
+        size = _wheel("la-cute").stat().st_size
+        if size > MOST_WHEEL_BYTES:
+            session.error(f"la-cute's wheel has {size:,} bytes, more than {MOST_WHEEL_BYTES:,}")
     session.log("built " + ", ".join(sorted(path.name for path in (ROOT / "dist").iterdir())))
+
+
+def _wheel(name: str) -> Path:
+    """The wheel of a distribution in dist/ that pip would take: one for this platform before one for any."""
+    wheels = (ROOT / "dist").glob(f"{name.replace('-', '_')}-*.whl")
+    return min(wheels, key=lambda path: path.name.endswith("-any.whl"))
 
 
 CHECKS = {
@@ -167,10 +205,28 @@ if sys.platform == "linux":
     raise SystemExit(main(["sm_90"]))
 """,
     CUTE: """
-import la_core, sys
-problem = la_core.DecodeProblem.contiguous(B=1, P=1, H=1, K=64, V=64)
+import importlib.util, la_core, sys
+from la_cute import compiled_kernel_cache, prebuilt_kernels
+from la_cute.decode_compile_key import decode_compile_key
+from la_cute.decode_tiles import choose_decode_tiles
+problem = la_core.DecodeProblem.contiguous(B=1, P=1, H=1, K=128, V=128)
 assert [info.name for info in la_core.list_backends() if info.error is None] == ["cute"]
 assert "runs cuda tensors, got cpu" in str(la_core.explain_choice(problem, backend="cute"))
+assert importlib.util.find_spec("cutlass") is None
+def on_a_gpu(**sizes):
+    return la_core.DecodeProblem.contiguous(B=1, P=1, H=8, device="cuda", arch=(9, 0), **sizes)
+assert 'python3 -m pip install "la-cute[jit]"' in prebuilt_kernels.refusal(on_a_gpu(K=256, V=256))
+if "--prebuilt" in sys.argv:
+    problem = on_a_gpu(K=128, V=128)
+    assert prebuilt_kernels.refusal(problem) is None
+    for aligned in (True, False):
+        key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+        assert callable(compiled_kernel_cache.compiled_decode(key))
+    assert compiled_kernel_cache.kernel_origins() == {"prebuilt": 2}
+    assert "cutlass" not in sys.modules
+""",
+    CUTE_JIT: """
+import sys
 if sys.platform == "linux":
     from la_cute.compile_offline import main
     raise SystemExit(main(["sm_90a"]))
@@ -180,7 +236,9 @@ import subprocess, sys
 subprocess.run([sys.executable, "-m", "la_bench", "--help"], check=True, stdout=subprocess.DEVNULL)
 """,
 }
-"""What each distribution must be able to do alone in an environment: import, discover, decode."""
+"""What each distribution must be able to do alone in an environment: import, discover, decode; and la-cute beside its
+compiler.
+"""
 
 
 @nox.session
@@ -193,12 +251,12 @@ def install(session: nox.Session) -> None:
     if not wheels.exists():
         session.error("dist/ is missing: run `nox -s build` first")
     session.install("--constraint", CONSTRAINTS, "torch")
-    for path in DISTRIBUTIONS:
+    for path, check in CHECKS.items():
         before = _installed(session)
-        name = Path(path).name if path != BENCH else "la-bench"
-        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
-        session.install("--constraint", CONSTRAINTS, "--find-links", str(wheels), str(wheel))
-        session.run("python", "-c", CHECKS[path])
+        name, bracket, extra = (Path(path).name if path != BENCH else "la-bench").partition("[")
+        wheel = f"{_wheel(name)}{bracket}{extra}"
+        session.install("--constraint", CONSTRAINTS, "--find-links", str(wheels), wheel)
+        session.run("python", "-c", check, *(["--prebuilt"] if HAS_PREBUILT else []))
         session.run("python", "-m", "pip", "check")
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", *sorted(_installed(session) - before))
 

@@ -20,8 +20,9 @@ if sys.platform != "linux":
 import tvm_ffi
 
 from la_cute import compiled_kernel_cache as cache
-from la_cute import warmup
-from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute import prebuilt_kernels, warmup
+from la_cute.decode_compile import compile_decode
+from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
 
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
@@ -34,10 +35,11 @@ def _key(**changes: Any) -> DecodeCompileKey:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache on disk, and none in memory."""
+    """An empty cache on disk, none in memory, and nothing built ahead of time."""
     path = tmp_path / "kernels"
+    monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
     monkeypatch.setenv(cache.ENV_CACHE_DIR, str(path))
-    monkeypatch.setattr(cache, "_functions", {})
+    monkeypatch.setattr(cache, "_kernels", {})
     return path
 
 
@@ -50,7 +52,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[DecodeCompileKey]:
         keys.append(key)
         return compile_decode(key)
 
-    monkeypatch.setattr(cache, "compile_decode", count)
+    monkeypatch.setattr("la_cute.decode_compile.compile_decode", count)
     return keys
 
 
@@ -60,11 +62,11 @@ def test_a_kernel_is_compiled_once_and_then_found_on_disk(
     first = cache.compiled_decode(_key())
     assert isinstance(first, tvm_ffi.Function), "what was kept, not what the compiler returned"
     assert cache.compiled_decode(_key()) is first
-    assert len(compiled) == 1
-    monkeypatch.setattr(cache, "_functions", {})
+    assert cache.kernel_origins() == {"compiled": 1}
+    monkeypatch.setattr(cache, "_kernels", {})
     assert callable(cache.compiled_decode(_key()))
-    assert len(compiled) == 1
-    assert cache.kernels_made() == 1
+    assert cache.kernel_origins() == {"disk": 1}
+    assert len(compiled) == cache.kernels_made() == 1
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.suffix for path in folder.iterdir()] == [".o"]
 
@@ -72,9 +74,10 @@ def test_a_kernel_is_compiled_once_and_then_found_on_disk(
 def test_another_process_compiles_nothing(folder: Path) -> None:
     cache.compiled_decode(_key())
     code = (
-        "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile as d, la_cute.decode_tiles as t\n"
+        "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile as compiler\n"
+        "import la_cute.decode_compile_key as d, la_cute.decode_tiles as t\n"
         "from la_core import DecodeProblem\n"
-        "cache.compile_decode = None\n"
+        "compiler.compile_decode = None\n"
         "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"
         "key = d.decode_compile_key(problem, t.choose_decode_tiles(problem), aligned=True)\n"
         "print(callable(cache.compiled_decode(key)))"
@@ -91,7 +94,7 @@ def test_a_damaged_entry_is_set_aside_and_made_again(
     (path,) = folder.glob("*.o")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
-    monkeypatch.setattr(cache, "_functions", {})
+    monkeypatch.setattr(cache, "_kernels", {})
     assert callable(cache.compiled_decode(_key()))
     assert len(compiled) == 2
     assert len(list(folder.glob("*.damaged"))) == 1

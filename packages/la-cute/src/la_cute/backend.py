@@ -6,6 +6,7 @@ import torch
 
 from la_core.backends.capabilities import Capabilities
 from la_core.spec.decode_problem import DecodeProblem
+from la_cute import prebuilt_kernels
 
 SIZES = (64, 128, 256)
 
@@ -26,7 +27,7 @@ class CuteBackend:
 
     def refusal(self, problem: DecodeProblem) -> str | None:
         """See :class:`la_core.backends.backend_contract.Backend`."""
-        return self.capabilities.decode_refusal(problem)
+        return self.capabilities.decode_refusal(problem) or prebuilt_kernels.refusal(problem)
 
     def decode(
         self,
@@ -41,7 +42,7 @@ class CuteBackend:
         out: torch.Tensor,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.Backend`."""
-        # Imported here, because importing a kernel imports the compiler.
+        # Imported here, because a process that never calls decode needs none of it.
         from la_cute.decode_launch import launch_decode
 
         launch_decode(problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)

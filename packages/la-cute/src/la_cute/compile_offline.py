@@ -17,11 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
-from la_cute.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
+from la_cute.decode_compile import compile_decode
+from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
-
-ARCHES = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0), "sm_120a": (12, 0)}
-"""Architectures that the kernels are checked for, and their compute capability."""
 
 _REGISTERS, _FRAME_BYTES = 0x2F04, 0x1104
 """Entries of a cubin's `.nv.info`: registers of a thread, and bytes of its stack frame."""

@@ -1,4 +1,7 @@
-"""Compiled kernels: in memory, then on disk, then compiled and kept in both."""
+"""Compiled kernels: those in memory, then those built ahead of time, then those on disk, then compiled and kept.
+
+Only the last two need the compiler installed, for its loader too; it is imported when their turn comes.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import platform
 import stat
 import tempfile
 import warnings
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from la_core.conformance.source_hash import source_hash
-from la_cute.decode_compile import DecodeCompileKey, compile_decode
+from la_core.spec.errors import UnsupportedByBackend
+from la_cute.decode_compile_key import DecodeCompileKey
+from la_cute.prebuilt_kernels import ADVICE, FFI, compiler_installed, prebuilt_decode, why_missing
 
 ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
 """Folder of compiled kernels; empty for none. Without it `la-cute` in the user's cache folder."""
@@ -28,32 +34,67 @@ MAKERS = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-dsl-libs-base",
     "nvidia-cutlass-dsl-libs-cu13",
-    "apache-tvm-ffi",
+    FFI,
 )
 """Distributions whose versions a compiled kernel depends on."""
 
+Origin = Literal["prebuilt", "disk", "compiled"]
+
+
+class Kernel(NamedTuple):
+    """A kernel that is ready, and where it came from."""
+
+    function: Any
+    origin: Origin
+
+
 _lock = Lock()
-_functions: dict[DecodeCompileKey, Any] = {}
+_kernels: dict[DecodeCompileKey, Kernel] = {}
 _modules: list[Any] = []
 """Keeps loaded object files in memory."""
 
 
 def kernels_made() -> int:
     """Kernels that this process has compiled or loaded."""
-    return len(_functions)
+    return len(_kernels)
+
+
+def kernel_origins() -> Counter[Origin]:
+    """How many of them were prebuilt, found on disk, or compiled."""
+    return Counter(kernel.origin for kernel in _kernels.values())
 
 
 def compiled_decode(key: DecodeCompileKey) -> Any:
-    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`."""
+    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`.
+
+    Raises
+    ------
+    la_core.UnsupportedByBackend
+        It is not prebuilt, and there is no compiler.
+    """
     with _lock:
-        if key not in _functions:
-            folder, entry = _folder(), _entry(key)
-            _functions[key] = (_load(folder, entry) if folder else None) or _compile(folder, entry, key)
-        return _functions[key]
+        if key not in _kernels:
+            _kernels[key] = _make(key)
+        return _kernels[key].function
+
+
+def _make(key: DecodeCompileKey) -> Kernel:
+    function = prebuilt_decode(key)
+    if function is not None:
+        return Kernel(function, "prebuilt")
+    if not compiler_installed():
+        raise UnsupportedByBackend(f"decode: backend 'cute' {why_missing(key) or f'cannot load its kernel, {ADVICE}'}.")
+    folder, entry = _folder(), _entry(key)
+    function = _load(folder, entry) if folder else None
+    if function is not None:
+        return Kernel(function, "disk")
+    return Kernel(_compile(folder, entry, key), "compiled")
 
 
 def _compile(folder: Path | None, entry: str, key: DecodeCompileKey) -> Any:
     """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call."""
+    from la_cute.decode_compile import compile_decode
+
     function = compile_decode(key)
     with contextlib.ExitStack() as stack:
         home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass.cute as cute
-import torch
 
-from la_core.spec.decode_problem import DecodeProblem, StateLayout
+from la_core.spec.decode_problem import StateLayout
+from la_cute.decode_compile_key import DecodeCompileKey
 from la_cute.decode_kernel import EVICT_LAST, launch
-from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, OVERLAP_ARCH, DecodeTiles, ThreadLayout, thread_layout
+from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, ThreadLayout, thread_layout
 from la_cute.symbolic_tensors import decode_arguments
-
-
-class DecodeCompileKey(NamedTuple):
-    """What changes the machine code, and nothing else: no batch, pool, heads, stride, scale or address."""
-
-    arch: str
-    """Such as `sm_90a`."""
-    io_dtype: torch.dtype
-    state_dtype: torch.dtype
-    out_dtype: torch.dtype
-    offsets_dtype: torch.dtype
-    K: int
-    V: int
-    state_layout: StateLayout
-    aligned: bool
-    """Whether rows of states start at multiples of 16 bytes, and those of q, k and v at multiples of 4 elements."""
-    tiles: DecodeTiles
-    overlap: bool
 
 
 @dataclass(frozen=True)
@@ -56,25 +38,6 @@ class KernelSpec:
     io_piece: int
     """Most elements of q, k or v in one access."""
     load_policy: int | None
-
-
-def decode_compile_key(problem: DecodeProblem, tiles: DecodeTiles, *, aligned: bool) -> DecodeCompileKey:
-    """The key for a problem on its GPU."""
-    major, minor = problem.arch or (0, 0)
-    return DecodeCompileKey(
-        # From Hopper on, code for one architecture alone; before, there is no such thing.
-        arch=f"sm_{major}{minor}{'a' if major >= 9 else ''}",
-        io_dtype=problem.io_dtype,
-        state_dtype=problem.state_dtype,
-        out_dtype=problem.out_dtype,
-        offsets_dtype=problem.offsets_dtype,
-        K=problem.K,
-        V=problem.V,
-        state_layout=problem.state_layout,
-        aligned=aligned,
-        tiles=tiles,
-        overlap=problem.overlap and (major, minor) >= OVERLAP_ARCH,
-    )
 
 
 def kernel_spec(key: DecodeCompileKey) -> KernelSpec:

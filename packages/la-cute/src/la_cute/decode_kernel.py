@@ -13,7 +13,7 @@ allow, keeps them in registers, and stores them once. With K contiguous a warp s
 warps of a block share the sum through shared memory. Blocks share nothing.
 
 A small batch is as quick as its longest chain: slot, state, sum, output. So all that does not depend on the slot stands
-before the branch on it, and a state's address then takes one multiplication; `min_blocks_per_mp` keeps the compiler from
+before it is used, and a state's address then takes one multiplication; `min_blocks_per_mp` keeps the compiler from
 moving loads behind the first use of others to save registers.
 
 K and V of 64, 128 and 256. Batch, pool, heads, strides, scale and pointers are run-time values.
@@ -93,21 +93,24 @@ def _load_inputs(
 
 
 @cute.jit
-def _load_states(g_S: cute.Pointer, r_S: cute.Tensor, spec: cutlass.Constexpr):
-    """Load a thread's part of a state, [vector, repeats, passes], from its first value on."""
-    for i in range_constexpr(spec.threads.passes):
-        for j in range_constexpr(spec.threads.repeats):
-            at = i * spec.line_step + j * spec.repeat_step
-            _load(g_S + at, r_S[None, j, i], spec.state_bits, spec.load_policy)
+def _load_states(g_S: cute.Pointer, r_S: cute.Tensor, live: cutlass.Boolean, spec: cutlass.Constexpr):
+    """Load a thread's part of a state, [vector, repeats, passes], from its first value on; zeros if it is not live."""
+    r_S.fill(0)
+    if live:
+        for i in range_constexpr(spec.threads.passes):
+            for j in range_constexpr(spec.threads.repeats):
+                at = i * spec.line_step + j * spec.repeat_step
+                _load(g_S + at, r_S[None, j, i], spec.state_bits, spec.load_policy)
 
 
 @cute.jit
-def _store_states(r_S: cute.Tensor, g_S: cute.Pointer, spec: cutlass.Constexpr):
-    """Store a thread's part of a state, [vector, repeats, passes], from its first value on."""
-    for i in range_constexpr(spec.threads.passes):
-        for j in range_constexpr(spec.threads.repeats):
-            at = i * spec.line_step + j * spec.repeat_step
-            _store(r_S[None, j, i], g_S + at, spec.state_bits)
+def _store_states(r_S: cute.Tensor, g_S: cute.Pointer, live: cutlass.Boolean, spec: cutlass.Constexpr):
+    """Store a thread's part of a state, [vector, repeats, passes], from its first value on, if it is live."""
+    if live:
+        for i in range_constexpr(spec.threads.passes):
+            for j in range_constexpr(spec.threads.repeats):
+                at = i * spec.line_step + j * spec.repeat_step
+                _store(r_S[None, j, i], g_S + at, spec.state_bits)
 
 
 @cute.jit
@@ -242,9 +245,7 @@ def decode_kernel(
         live = (slot >= 0) & (slot < slots)
         g_S = first + cute.assume(slot * slot_stride, divby=vector if const_expr(spec.aligned) else 1)
         r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
-        r_S.fill(0)
-        if live:
-            _load_states(g_S, r_S, spec)
+        _load_states(g_S, r_S, live, spec)
         if const_expr(spec.overlap):
             cute.arch.griddepcontrol_wait()
             _load_inputs(g_q, g_k, g_v, r_q, r_k, r_v, spec)
@@ -255,15 +256,10 @@ def decode_kernel(
         else:
             _update_kv(r_S, r_q, r_k, r_v, r_o, alpha, spec)
         if const_expr(spec.tiles.store_first):
-            if live:
-                _store_states(r_S, g_S, spec)
-        if const_expr(spec.state_layout == "vk"):
-            b_o = _sum_vk(r_o, own, spec)
-        else:
-            b_o = _sum_kv(r_o, thread, s_o, spec)
+            _store_states(r_S, g_S, live, spec)
+        b_o = _sum_vk(r_o, own, spec) if const_expr(spec.state_layout == "vk") else _sum_kv(r_o, thread, s_o, spec)
         if const_expr(not spec.tiles.store_first):
-            if live:
-                _store_states(r_S, g_S, spec)
+            _store_states(r_S, g_S, live, spec)
         if not live:
             b_o = Float32(0.0)
         if writes:

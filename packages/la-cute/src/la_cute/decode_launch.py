@@ -9,7 +9,7 @@ import torch
 
 from la_core.spec.decode_problem import DecodeProblem
 from la_cute.compiled_kernel_cache import compiled_decode
-from la_cute.decode_compile import decode_compile_key
+from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, choose_decode_tiles
 
 MAX_LAUNCHES = 4096

@@ -12,7 +12,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE
 
 if TYPE_CHECKING:
-    from la_cute.decode_compile import DecodeCompileKey
+    from la_cute.decode_compile_key import DecodeCompileKey
 
 DTYPES = {
     torch.float32: cutlass.Float32,

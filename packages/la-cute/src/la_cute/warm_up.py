@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem
+from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
 
 
@@ -34,7 +35,6 @@ def warmup(largest: DecodeProblem, *, overlap: bool = False) -> int:
     from la_core import UnsupportedByBackend
     from la_cute.backend import backend
     from la_cute.compiled_kernel_cache import compiled_decode
-    from la_cute.decode_compile import decode_compile_key
 
     reason = backend.capabilities.decode_refusal(largest)
     if reason is not None:

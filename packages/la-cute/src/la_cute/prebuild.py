@@ -1,0 +1,158 @@
+"""Building kernels ahead of time: one shared library for each architecture. Needs the compiler and gcc, but no GPU.
+
+    python -m la_cute.prebuild [sm_90a ...]
+
+writes the libraries of the named architectures, of all by default, into the package, unless they are up to date. Each
+is linked of the kernels' object files, the compiler's static launch functions, the static CUDA runtime of the
+distribution `nvidia-cuda-runtime`, and `cuda_error.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from la_core.conformance.source_hash import source_hash
+from la_cute.compiled_kernel_cache import MAKERS
+from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
+from la_cute.prebuilt_kernels import FOLDER, Manifest, library_digest
+from la_cute.prebuilt_keys import function_name, prebuilt_keys
+
+CUDA_RUNTIME = "nvidia-cuda-runtime"
+
+ERROR_FILE = Path(__file__).with_name("cuda_error.c")
+
+CPU, CPU_FEATURES = "x86-64", ("sse2",)
+"""Host code is for every processor of this family. Left alone, the compiler takes the one that it runs on."""
+
+JOBS = min(os.cpu_count() or 1, 8)
+"""Each process holds the compiler."""
+
+EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
+"""Nothing else is seen from outside, so that a second CUDA runtime in the process does not meet this one."""
+
+
+def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], workers: Executor) -> Path:
+    """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest."""
+    # Before anything is compiled: sources that change meanwhile must not pass for those that were.
+    sources = str(source_hash("la_cute"))
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        targets = [scratch / f"{function_name(key)}.o" for key in keys]
+        list(workers.map(export_kernel, keys, targets, chunksize=4))
+        linked = link(targets, scratch)
+        folder.mkdir(exist_ok=True)
+        library = folder / f"{arch}.so"
+        # Moved into place whole: a process that has loaded the one before keeps it.
+        shutil.move(linked, folder / f".{arch}.so")
+        os.replace(folder / f".{arch}.so", library)
+    manifest = Manifest(
+        sources=sources,
+        library=library_digest(library),
+        made_with=_versions(),
+        glibc=(2, max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes()))),
+        functions=tuple(map(function_name, keys)),
+    )
+    manifest.write(library.with_suffix(".json"))
+    return library
+
+
+def export_kernel(key: DecodeCompileKey, target: Path) -> None:
+    """Compile a key into an object file whose host code runs on every processor."""
+    from la_cute.decode_compile import compile_decode
+
+    function = compile_decode(key)
+    _set_processor(function.ir_module)
+    function.export_to_c(str(target), function_name=function_name(key), export_only_tvm_ffi_symbols=True)
+
+
+def _set_processor(module: Any) -> None:
+    """Name the processor on each function of a module: the compiler's option for it excludes functions of tvm-ffi."""
+    from cutlass._mlir import ir
+
+    features = ", ".join(f'"+{feature}"' for feature in CPU_FEATURES)
+    with module.context:
+        for operation in module.body.operations:
+            if operation.operation.name == "llvm.func" and operation.regions[0].blocks:
+                operation.operation.attributes["target_cpu"] = ir.StringAttr.get(CPU)
+                operation.operation.attributes["target_features"] = ir.Attribute.parse(
+                    f"#llvm.target_features<[{features}]>"
+                )
+
+
+def link(objects: Sequence[Path], scratch: Path) -> Path:
+    """Link object files and what they need into a shared library in `scratch`."""
+    import tvm_ffi.libinfo
+    from cutlass.cute.export.aot_config import get_libdir
+
+    exports, library = scratch / "exports", scratch / "kernels.so"
+    exports.write_text(EXPORTS)
+    runtime = importlib.metadata.distribution(CUDA_RUNTIME).locate_file("nvidia/cu13/lib/libcudart_static.a")
+    archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", runtime, tvm_ffi.libinfo.find_libtvm_ffi())
+    command = (
+        *("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", library, *objects, ERROR_FILE, *archives),
+        *("-lpthread", "-ldl", "-lrt", f"-Wl,--version-script={exports}"),
+        *("-Wl,--gc-sections", "-Wl,--strip-all", "-Wl,--no-undefined", "-Wl,-z,now"),
+    )
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"gcc cannot link the kernels:\n{done.stderr[-4000:]}")
+    return library
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in (*MAKERS, CUDA_RUNTIME)}
+
+
+def is_current(folder: Path, arch: str) -> bool:
+    """Whether the library of an architecture is what `build_library` would make now."""
+    library = folder / f"{arch}.so"
+    try:
+        manifest = Manifest.read(library.with_suffix(".json"))
+        digest = library_digest(library)
+    except (OSError, ValueError):
+        return False
+    return (manifest.sources, manifest.library, manifest.made_with) == (source_hash("la_cute"), digest, _versions())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build what is not up to date."""
+    parser = argparse.ArgumentParser(prog="python -m la_cute.prebuild", description="Build kernels ahead of time.")
+    parser.add_argument("arch", nargs="*", metavar="arch", help=f"of {', '.join(ARCHES)}; all by default")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes that compile; {JOBS} by default")
+    options = parser.parse_args(arguments)
+    for arch in set(options.arch) - set(ARCHES):
+        parser.error(f"no architecture {arch!r}. Known: {', '.join(ARCHES)}")
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        parser.error(f"kernels are built ahead of time on Linux for x86-64, not on {sys.platform} {platform.machine()}")
+    if shutil.which("gcc") is None:
+        parser.error("gcc is not there, and kernels are linked by it")
+    # Not forked: the compiler has threads.
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
+        for arch in options.arch or ARCHES:
+            if is_current(FOLDER, arch):
+                sys.stdout.write(f"{arch}: up to date\n")
+                continue
+            start, keys = time.monotonic(), prebuilt_keys(arch)
+            library = build_library(FOLDER, arch, keys, workers)
+            size, seconds = library.stat().st_size / 1e6, time.monotonic() - start
+            sys.stdout.write(f"{arch}: {len(keys)} kernels, {size:.1f} MB, in {seconds:.0f} s\n")
+            sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Kernels that were compiled ahead of time: one library for each architecture, described by a manifest beside it.
+
+`python -m la_cute.prebuild` makes both. A library is used only if the sources of this package are those it was made of,
+if it is the file that was made, and if tvm-ffi still speaks the interface that it was made for. A look costs a few
+milliseconds, once a process: it reads the sources and the library.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import mmap
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from la_core.conformance.source_hash import source_hash
+from la_core.spec.decode_problem import DecodeProblem
+from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
+from la_cute.decode_tiles import ACCESS_BYTES, choose_decode_tiles
+from la_cute.prebuilt_keys import function_name
+
+ENV_PREBUILT = "LA_CUTE_PREBUILT"
+"""`0`: prebuilt kernels are not used."""
+
+FOLDER = Path(__file__).parent.with_name("la_cute_kernels")
+"""Where the libraries are."""
+
+FFI = "apache-tvm-ffi"
+"""The distribution through which functions are called, of any source."""
+
+ADVICE = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is written beside a library.
+
+    Attributes
+    ----------
+    sources
+        Hash of this package's sources that it was made of.
+    library
+        SHA-256 of the library.
+    made_with
+        Versions of the distributions that made it.
+    glibc
+        The lowest version of glibc that can load it, such as `(2, 34)`.
+    functions
+        Names of its functions.
+    """
+
+    sources: str
+    library: str
+    made_with: dict[str, str]
+    glibc: tuple[int, int]
+    functions: tuple[str, ...]
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(vars(self), indent=0), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Read what `write` wrote; a ValueError says that something else did."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            values["glibc"], values["functions"] = tuple(values["glibc"]), tuple(values["functions"])
+            manifest = cls(**values)
+            if FFI not in manifest.made_with:
+                raise KeyError(FFI)
+        except (KeyError, TypeError) as reason:
+            raise ValueError(f"{path.name} is no manifest: {reason!r}") from reason
+        return manifest
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library, or why there is none to use."""
+
+    path: Path
+    functions: frozenset[str] = frozenset()
+    flaw: str = ""
+
+
+def library_digest(path: Path) -> str:
+    """SHA-256 of a library; a ValueError says that it is empty."""
+    # Mapped: reading it into memory takes about as long as hashing it.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
+
+
+@functools.cache
+def compiler_installed() -> bool:
+    """Whether kernels can be compiled here; imports nothing."""
+    return importlib.util.find_spec("cutlass") is not None
+
+
+def refusal(problem: DecodeProblem) -> str | None:
+    """Why no kernel of the problem is there or can be made; None if one is or can."""
+    if compiler_installed() or problem.arch is None:
+        return None
+    whole = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0
+    tiles = choose_decode_tiles(problem)
+    # The addresses of a call are not known here, so a problem needs the kernel for any address as well.
+    for aligned in (True, False) if whole else (False,):
+        reason = why_missing(decode_compile_key(problem, tiles, aligned=aligned))
+        if reason is not None:
+            return reason
+    return None
+
+
+def why_missing(key: DecodeCompileKey) -> str | None:
+    """The reason, in a backend's words, why a key cannot be had without a compiler; None if it is prebuilt."""
+    if os.environ.get(ENV_PREBUILT) == "0":
+        return f"may use no prebuilt kernel ({ENV_PREBUILT}=0), {ADVICE}"
+    found = _of_library(key)
+    library = find_library(FOLDER, found.arch)
+    if library.flaw:
+        return f"{library.flaw}, {ADVICE}"
+    if function_name(found) not in library.functions:
+        return f"has no prebuilt kernel for this call, {ADVICE}"
+    return None
+
+
+def prebuilt_decode(key: DecodeCompileKey) -> Any:
+    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`; None if it is not prebuilt."""
+    if why_missing(key) is not None:
+        return None
+    found = _of_library(key)
+    path = find_library(FOLDER, found.arch).path
+    try:
+        return _module(path)[function_name(found)]
+    except (RuntimeError, AttributeError) as reason:
+        warnings.warn(f"la-cute cannot load {path}: {reason}", RuntimeWarning, stacklevel=4)
+        return None
+
+
+@functools.cache
+def _module(path: Path) -> Any:
+    from tvm_ffi import load_module
+
+    return load_module(path)
+
+
+@functools.cache
+def find_library(folder: Path, arch: str) -> Library:
+    """The library of an architecture, looked at once a process."""
+    path = folder / f"{arch}.so"
+    manifest_path = path.with_suffix(".json")
+    if not manifest_path.exists():
+        return Library(path, flaw=f"has no prebuilt kernels for {arch}")
+    try:
+        manifest = Manifest.read(manifest_path)
+        digest = library_digest(path)
+    except (OSError, ValueError) as reason:
+        return _damaged(path, str(reason))
+    if manifest.sources != source_hash("la_cute"):
+        return Library(path, flaw=f"has prebuilt kernels for {arch} made from other sources")
+    if manifest.library != digest:
+        return _damaged(path, "it is not the file that its manifest describes")
+    needed, here = _interface(manifest.made_with[FFI]), _interface(_version_here())
+    if needed != here:
+        return Library(path, flaw=f"has prebuilt kernels for {arch} that need {FFI} {needed}, got {here}")
+    return Library(path, frozenset(manifest.functions))
+
+
+def _interface(version: str) -> str:
+    """The part of tvm-ffi's version that changes with its binary interface, as its release notes promise."""
+    return ".".join(version.split(".")[:2])
+
+
+def _version_here() -> str:
+    try:
+        return importlib.metadata.version(FFI)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _damaged(path: Path, reason: str) -> Library:
+    warnings.warn(f"la-cute does not use {path}: {reason}", RuntimeWarning, stacklevel=6)
+    return Library(path, flaw=f"has damaged prebuilt kernels for {path.stem}")
+
+
+def _of_library(key: DecodeCompileKey) -> DecodeCompileKey:
+    """The key under which a key is prebuilt: before Hopper, code for 8.0 runs on all of 8.x."""
+    return key._replace(arch="sm_80") if key.arch.startswith("sm_8") else key

@@ -1,0 +1,373 @@
+"""Kernels built ahead of time: which ones, that they need no compiler, and that none is used which should not be."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from la_core import DecodeProblem, UnsupportedByBackend
+from la_cute import compiled_kernel_cache as cache
+from la_cute import prebuilt_kernels
+from la_cute.backend import backend
+from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
+from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.prebuilt_keys import function_name, prebuilt_keys
+
+PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
+
+NO_COMPILER = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
+
+linked = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None,
+    reason="not run: prebuilt kernels are linked by gcc, on Linux for x86-64",
+)
+
+FAKE_CUDA_TENSORS = '''
+import ctypes, tvm_ffi
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
+                ("dtype", ctypes.c_uint8 * 4), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+                ("offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+class Fake:
+    """Says that it lies on the first CUDA device."""
+
+    def __init__(self, code, bits, *shape):
+        sizes, strides = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))()
+        step = 1
+        for axis in reversed(range(len(shape))):
+            strides[axis], step = step, step * shape[axis]
+        self.keep = sizes, strides
+        self.tensor = Tensor(4096, (ctypes.c_int32 * 2)(2, 0), len(shape), (ctypes.c_uint8 * 4)(code, bits, 1, 0),
+                             ctypes.addressof(sizes), ctypes.addressof(strides), 0, None, None)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **ignored):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+fakes = [Fake(0, 32, 8), Fake(2, 32, 64, 64, 64), Fake(2, 32, 8), *(Fake(4, 16, 8, 8, 64) for _ in range(4))]
+arguments = [*map(tvm_ffi.from_dlpack, fakes), 1.0, 8]
+'''
+"""The arguments of PROBLEM's kernel, for a machine without a GPU: nothing may follow their addresses."""
+
+
+def _key(aligned: bool = True, **changes: Any) -> DecodeCompileKey:
+    problem = replace(PROBLEM, **changes)
+    return decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with two kernels for sm_90a."""
+    from la_cute.prebuild import build_library
+
+    folder = tmp_path_factory.mktemp("prebuilt")
+    with ThreadPoolExecutor(1) as workers:
+        build_library(folder, "sm_90a", [_key(True), _key(False)], workers)
+    return folder
+
+
+@pytest.fixture
+def folder(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The same library in a folder that a test may spoil, seen by this process; nothing in memory or on disk."""
+    copy = tmp_path / "prebuilt"
+    shutil.copytree(built, copy)
+    monkeypatch.setattr(prebuilt_kernels, "FOLDER", copy)
+    monkeypatch.setattr(cache, "_kernels", {})
+    monkeypatch.setenv(cache.ENV_CACHE_DIR, "")
+    monkeypatch.delenv(prebuilt_kernels.ENV_PREBUILT, raising=False)
+    prebuilt_kernels.find_library.cache_clear()
+    yield copy
+    prebuilt_kernels.find_library.cache_clear()
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    monkeypatch.setattr(prebuilt_kernels, "compiler_installed", lambda: False)
+    monkeypatch.setattr(cache, "compiler_installed", lambda: False)
+
+
+def _run_without_compiler(folder: Path, code: str) -> str:
+    """What a new process prints in which neither the compiler nor its loader can be imported."""
+    start = (
+        "import sys\n"
+        "sys.modules['cutlass'] = None\n"
+        "from pathlib import Path\n"
+        "from la_cute import prebuilt_kernels\n"
+        f"prebuilt_kernels.FOLDER = Path({str(folder)!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _change_manifest(folder: Path, **changes: Any) -> None:
+    path = folder / "sm_90a.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("arch", list(ARCHES))
+def test_what_is_prebuilt_is_all_that_common_calls_can_need(arch: str) -> None:
+    keys = prebuilt_keys(arch)
+    assert len(set(map(function_name, keys))) == len(keys)
+    assert {key.arch for key in keys} == {arch}
+    assert {key.overlap for key in keys} == ({False} if arch == "sm_80" else {False, True})
+    names = set(map(function_name, keys))
+    for rows, heads in ((1, 8), (3, 16), (17, 8), (64, 64), (200, 32), (777, 16), (4096, 64)):
+        for state_dtype, layout, aligned in (
+            (torch.float32, "vk", True),
+            (torch.float32, "kv", False),
+            (torch.bfloat16, "vk", False),
+            (torch.bfloat16, "kv", True),
+        ):
+            problem = DecodeProblem.contiguous(
+                B=rows, P=rows, H=heads, K=128, V=128, state_dtype=state_dtype, device="cuda", arch=ARCHES[arch]
+            )
+            problem = replace(problem, state_layout=layout, overlap=rows % 2 == 1)
+            key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+            assert function_name(key) in names
+
+
+def test_every_value_of_a_key_is_in_the_name_of_its_function() -> None:
+    """Also values that a key or its tiles get later."""
+    key = _key()
+    tiles = [replace(key.tiles, **{field.name: "other"}) for field in fields(key.tiles)]
+    keys = [
+        key,
+        *(key._replace(tiles=one) for one in tiles),
+        *(key._replace(**{name: "other"}) for name in key._fields if name != "tiles"),
+    ]
+    assert len(set(map(function_name, keys))) == len(keys)
+
+
+@linked
+def test_a_process_without_the_compiler_loads_a_prebuilt_kernel(built: Path) -> None:
+    code = (
+        "from la_core import DecodeProblem\n"
+        "from la_cute import compiled_kernel_cache as cache, decode_launch\n"
+        "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"
+        "assert prebuilt_kernels.refusal(problem) is None\n"
+        "launch = decode_launch.DecodeLaunch(problem)\n"
+        "print(type(launch._prepare(True)).__name__, type(launch._prepare(False)).__name__)\n"
+        "print(dict(cache.kernel_origins()))\n"
+    )
+    assert _run_without_compiler(built, code) == "Function Function\n{'prebuilt': 2}\n"
+
+
+@linked
+def test_a_prebuilt_kernel_comes_before_the_disk_and_the_compiler(folder: Path) -> None:
+    assert callable(cache.compiled_decode(_key()))
+    assert cache.kernel_origins() == {"prebuilt": 1}
+
+
+@linked
+def test_a_prebuilt_kernel_is_not_used_when_the_environment_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
+    assert callable(cache.compiled_decode(_key()))
+    assert cache.kernel_origins() == {"compiled": 1}
+
+
+@linked
+def test_a_library_of_other_sources_is_not_used(folder: Path, without_compiler: None) -> None:
+    _change_manifest(folder, sources="0" * 64)
+    reason = f"has prebuilt kernels for sm_90a made from other sources, {NO_COMPILER}"
+    assert backend.refusal(PROBLEM) == reason
+    with pytest.raises(UnsupportedByBackend, match=re.escape(f"decode: backend 'cute' {reason}.")):
+        cache.compiled_decode(_key())
+
+
+@linked
+def test_where_there_is_a_compiler_a_library_of_other_sources_is_passed_over(folder: Path) -> None:
+    _change_manifest(folder, sources="0" * 64)
+    assert callable(cache.compiled_decode(_key()))
+    assert cache.kernel_origins() == {"compiled": 1}
+
+
+@linked
+@pytest.mark.parametrize(
+    "damage", ["library", "empty library", "no library", "", "{}", "[]", '{"functions": [], "glibc": [2, 34]}']
+)
+def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, damage: str) -> None:
+    """A manifest that is given is the text in its file."""
+    library, manifest = folder / "sm_90a.so", folder / "sm_90a.json"
+    if damage == "library":
+        content = bytearray(library.read_bytes())
+        content[len(content) // 2] ^= 1
+        library.write_bytes(content)
+    elif damage == "empty library":
+        library.write_bytes(b"")
+    elif damage == "no library":
+        library.unlink()
+    else:
+        manifest.write_text(damage)
+    with pytest.warns(RuntimeWarning, match="la-cute does not use"):
+        assert backend.refusal(PROBLEM) == f"has damaged prebuilt kernels for sm_90a, {NO_COMPILER}"
+    with pytest.raises(UnsupportedByBackend, match="damaged"):
+        cache.compiled_decode(_key())
+
+
+@linked
+def test_a_library_for_another_interface_of_tvm_ffi_is_not_used(folder: Path, without_compiler: None) -> None:
+    made_with = json.loads((folder / "sm_90a.json").read_text())["made_with"]
+    _change_manifest(folder, made_with={**made_with, "apache-tvm-ffi": "0.0.9"})
+    here = ".".join(importlib.metadata.version("apache-tvm-ffi").split(".")[:2])
+    reason = f"has prebuilt kernels for sm_90a that need apache-tvm-ffi 0.0, got {here}, {NO_COMPILER}"
+    assert backend.refusal(PROBLEM) == reason
+
+
+@linked
+def test_another_release_with_the_same_interface_is_fine(folder: Path) -> None:
+    made_with = json.loads((folder / "sm_90a.json").read_text())["made_with"]
+    _change_manifest(folder, made_with={**made_with, "apache-tvm-ffi": f"{made_with['apache-tvm-ffi']}.999"})
+    cache.compiled_decode(_key())
+    assert cache.kernel_origins() == {"prebuilt": 1}
+
+
+@linked
+def test_without_a_compiler_what_is_not_prebuilt_is_refused(
+    folder: Path, without_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prebuilt_kernels.refusal(PROBLEM) is None
+    missing = f"has no prebuilt kernel for this call, {NO_COMPILER}"
+    for changes in ({"K": 256}, {"io_dtype": torch.float32}, {"overlap": True}, {"offsets_dtype": torch.int64}):
+        assert backend.refusal(replace(PROBLEM, **changes)) == missing
+    assert backend.refusal(replace(PROBLEM, arch=(10, 3))) == f"has no prebuilt kernels for sm_103a, {NO_COMPILER}"
+    assert backend.refusal(replace(PROBLEM, arch=(7, 5))) == "needs compute capability 8.0 or newer, got 7.5"
+    with pytest.raises(UnsupportedByBackend, match=re.escape(missing)):
+        cache.compiled_decode(_key(K=256))
+    monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
+    assert backend.refusal(PROBLEM) == f"may use no prebuilt kernel (LA_CUTE_PREBUILT=0), {NO_COMPILER}"
+
+
+@linked
+def test_a_problem_needs_the_kernel_for_any_address_as_well(folder: Path, without_compiler: None) -> None:
+    _change_manifest(folder, functions=[function_name(_key(aligned=True))])
+    missing = f"has no prebuilt kernel for this call, {NO_COMPILER}"
+    assert backend.refusal(PROBLEM) == missing
+    prebuilt_kernels.find_library.cache_clear()
+    _change_manifest(folder, functions=[function_name(_key(aligned=False))])
+    assert backend.refusal(PROBLEM) == missing
+    assert prebuilt_kernels.refusal(replace(PROBLEM, s_row_stride=64 * 64 + 1)) is None
+
+
+def test_where_there_is_a_compiler_every_kernel_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(prebuilt_kernels, "compiler_installed", lambda: True)
+    monkeypatch.setattr(prebuilt_kernels, "FOLDER", tmp_path)
+    assert prebuilt_kernels.refusal(replace(PROBLEM, K=256)) is None
+
+
+def test_code_for_8_0_serves_the_cards_of_8_6_and_8_9(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keys = [_key(aligned, arch=(8, 0)) for aligned in (True, False)]
+    library = prebuilt_kernels.Library(tmp_path / "sm_80.so", frozenset(map(function_name, keys)))
+    none = prebuilt_kernels.Library(tmp_path / "none.so", flaw="has none")
+    monkeypatch.setattr(prebuilt_kernels, "find_library", lambda folder, arch: library if arch == "sm_80" else none)
+    monkeypatch.setattr(prebuilt_kernels, "compiler_installed", lambda: False)
+    monkeypatch.delenv(prebuilt_kernels.ENV_PREBUILT, raising=False)
+    for arch in ((8, 0), (8, 6), (8, 9)):
+        assert prebuilt_kernels.refusal(replace(PROBLEM, arch=arch)) is None
+    assert prebuilt_kernels.refusal(replace(PROBLEM, arch=(9, 0))) == f"has none, {NO_COMPILER}"
+
+
+@linked
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run: asks what happens without a GPU")
+def test_a_call_without_a_gpu_names_the_error_of_cuda(built: Path) -> None:
+    code = FAKE_CUDA_TENSORS + (
+        "from la_core import DecodeProblem\n"
+        "from la_cute.decode_launch import DecodeLaunch\n"
+        "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"
+        "try:\n"
+        "    DecodeLaunch(problem)._prepare(True)(*arguments)\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+    )
+    assert re.search(r"cudaError(InsufficientDriver|NoDevice|StubLibrary)", _run_without_compiler(built, code))
+
+
+@linked
+def test_an_error_of_a_launch_names_the_error_of_cuda(tmp_path: Path) -> None:
+    """What a compiled function does with the number that a launch returned, by a function that does only that."""
+    from la_cute.prebuild import link
+
+    source, compiled = tmp_path / "launch.c", tmp_path / "launch.o"
+    source.write_text(
+        "#include <tvm/ffi/c_api.h>\n"
+        "void CuteDSLRT_TVMFFISetRaisedCudaError(void*, int);\n"
+        "int __tvm_ffi_fail(void* self, const TVMFFIAny* arguments, int count, TVMFFIAny* result) {\n"
+        "  CuteDSLRT_TVMFFISetRaisedCudaError((void*)TVMFFIErrorSetRaisedFromCStrParts, (int)arguments[0].v_int64);\n"
+        "  return -1;\n"
+        "}\n"
+    )
+    import tvm_ffi
+    from tvm_ffi.libinfo import include_paths
+
+    includes = [f"-I{path}" for path in include_paths()]
+    subprocess.run(["gcc", "-c", "-fPIC", *includes, "-o", str(compiled), str(source)], check=True)
+    fail = tvm_ffi.load_module(link([compiled], tmp_path))["fail"]
+    for number, words in (
+        (2, "cudaErrorMemoryAllocation: out of memory"),
+        (719, "cudaErrorLaunchFailure: unspecified"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"decode: {words}.* \(CUDA error {number}\)"):
+            fail(number)
+
+
+@linked
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="not run: reads machine code with objdump")
+def test_host_code_is_for_every_processor(built: Path) -> None:
+    """The compiler's own host code holds AVX instructions where it runs on a processor that has them."""
+    listing = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(built / "sm_90a.so")], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split("\t")[1].split()[0] for line in listing.splitlines() if line.count("\t") == 1}
+    assert "movups" in names
+    assert [name for name in names if re.fullmatch(r"v(mov|xor|ins|bro|cvt|add|pack|perm|pxor|zero)\w*", name)] == []
+
+
+@linked
+@pytest.mark.parametrize("aligned", [True, False])
+def test_prebuilt_and_just_compiled_kernels_are_the_same_machine_code(
+    built: Path, tmp_path: Path, aligned: bool
+) -> None:
+    from la_cute.decode_compile import compile_decode
+
+    kernel = compile_decode(_key(aligned), f"--keep-cubin --dump-dir={tmp_path}").artifacts.CUBIN
+    assert len(kernel) > 1000
+    assert kernel in (built / "sm_90a.so").read_bytes()
+
+
+@linked
+def test_a_library_shows_its_functions_and_nothing_else(built: Path) -> None:
+    listing = subprocess.run(["nm", "-D", str(built / "sm_90a.so")], capture_output=True, text=True, check=True).stdout
+    shown = {line.split()[-1] for line in listing.splitlines() if " T " in line}
+    assert shown == {f"__tvm_ffi_{function_name(_key(aligned))}" for aligned in (True, False)}
+
+
+@linked
+def test_a_library_is_built_again_only_when_something_has_changed(folder: Path) -> None:
+    from la_cute.prebuild import is_current
+
+    assert is_current(folder, "sm_90a")
+    assert not is_current(folder, "sm_80")
+    _change_manifest(folder, sources="0" * 64)
+    assert not is_current(folder, "sm_90a")
