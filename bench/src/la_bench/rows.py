@@ -153,9 +153,10 @@ def _to_dict(row: Row) -> dict[str, Any]:
     return data
 
 
-def _from_dict(data: dict[str, Any]) -> Row:
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"row schema must be {SCHEMA}, got {data.get('schema')!r}")
+def _from_dict(data: Any) -> Row:
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"row schema must be {SCHEMA}, got {schema!r}")
     return Row(
         **{
             **data,

@@ -1,0 +1,29 @@
+"""The commands of `la-bench` that measure nothing: rows and records in, tables and reports out."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from la_bench.compare_runs import change_table, compare_runs, read_rows, summary_table, unmatched
+from la_bench.terminal import filled_table, print_line, show
+
+
+def diff(options: Namespace) -> int:
+    """`la-bench diff`."""
+    old, new = read_rows(options.old), read_rows(options.new)
+    difference = compare_runs(old, new, resolution=options.resolution / 100, any_machine=options.any_machine)
+    changes = change_table(difference)
+    if changes.rows:
+        show(filled_table(f"{options.old} -> {options.new}", changes))
+    for line in unmatched(difference):
+        print_line(line)
+    for note in difference.notes:
+        print_line(f"differs: {note}")
+    summary = summary_table(difference)
+    if summary.rows:
+        show(filled_table("rows by verdict", summary))
+    for change in difference.bad:
+        print_line(f"{change.verdict}: {change.key}{f': {change.new.reason}' if change.new.reason else ''}")
+    if not changes.rows:
+        print_line("No row has a time in both runs.")
+    return 1 if difference.bad else 0
