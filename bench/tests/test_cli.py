@@ -29,7 +29,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("compare",), ("diff",), ("tune",), ("host",), ("ref",)], ids=lambda c: " ".join(c) or "none"
+    "command",
+    [(), ("compare",), ("diff",), ("records",), ("tune",), ("host",), ("ref",)],
+    ids=lambda c: " ".join(c) or "none",
 )
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:

@@ -18,6 +18,7 @@ COMMAND_MODULES = {
     "host": "commands",
     "ref": "commands",
     "diff": "file_commands",
+    "records": "file_commands",
 }
 
 
@@ -95,6 +96,15 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--list", action="store_true", help="list workloads and backends, and run nothing")
 
     _add_diff(commands)
+    records = commands.add_parser(
+        "records",
+        help="which records of runs on real cards there are, and which are stale",
+        description="List every record of a run on a real card: what ran, on which versions, and whether the sources "
+        "that ran have changed since. A stale record is no failure: the exit status is 0.",
+    )
+    records.add_argument(
+        "--folder", type=Path, metavar="DIR", help="default: bench/records of the checkout that la-bench lies in"
+    )
     tune = commands.add_parser(
         "tune",
         help="which tiles of a backend are the fastest, on a GPU",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from argparse import Namespace
 
 from la_bench.compare_runs import change_table, compare_runs, read_rows, summary_table, unmatched
+from la_bench.records import present_hash, read_records, record_lines, records_folder, summary_lines
 from la_bench.terminal import filled_table, print_line, show
 
 
@@ -27,3 +29,15 @@ def diff(options: Namespace) -> int:
     if not changes.rows:
         print_line("No row has a time in both runs.")
     return 1 if difference.bad else 0
+
+
+def records(options: Namespace) -> int:
+    """`la-bench records`."""
+    found = read_records(options.folder or records_folder())
+    present = functools.cache(present_hash)
+    for record in found:
+        for line in (*record_lines(record, present), ""):
+            print_line(line)
+    for line in summary_lines(found, present):
+        print_line(line)
+    return 0
