@@ -15,7 +15,7 @@ from la_bench.report_content import (
     ours,
     trouble,
 )
-from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, number, percent, times
+from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, number, percent, times
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
@@ -107,6 +107,19 @@ def host_table(rows: Sequence[Row]) -> Table | None:
         if host:
             lines.append((name, number(spread(host).median), f"{number(min(host))} to {number(max(host))}"))
     return Table(("variant", "median", "least to most"), tuple(lines)) if lines else None
+
+
+def accuracy_table(rows: Sequence[Row]) -> Table:
+    """Median and largest error of output and state over the points, for each variant with a result."""
+    lines = []
+    for name in dict.fromkeys(row.backend.name for row, _ in ok_rows(rows)):
+        results = [result for row, result in ok_rows(rows) if row.backend.name == name]
+        cells: list[str] = []
+        for errors in ([r.out_error for r in results], [r.state_error for r in results]):
+            known = [one for one in errors if one is not None]
+            cells += [error(spread(known).median), error(max(known))] if known else ["-", "-"]
+        lines.append((name, *cells))
+    return Table(("variant", "out, median", "out, most", "state, median", "state, most"), tuple(lines))
 
 
 def _tried(rows: Sequence[Row]) -> list[str]:
