@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("compare",), ("diff",), ("records",), ("tune",), ("host",), ("ref",)],
+    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("host",), ("ref",)],
     ids=lambda c: " ".join(c) or "none",
 )
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:

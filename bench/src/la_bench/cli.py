@@ -19,6 +19,7 @@ COMMAND_MODULES = {
     "ref": "commands",
     "diff": "file_commands",
     "records": "file_commands",
+    "report": "file_commands",
 }
 
 
@@ -96,6 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--list", action="store_true", help="list workloads and backends, and run nothing")
 
     _add_diff(commands)
+    report = commands.add_parser(
+        "report",
+        help="write the report of rows that were measured before",
+        description="Write report.md, report.html and the plots of a file of rows: of a run that was killed, or of a "
+        "record. The same rows give the same bytes.",
+    )
+    report.add_argument("rows", type=Path, metavar="ROWS", help="a rows.jsonl of la-bench compare")
+    report.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
+    )
     records = commands.add_parser(
         "records",
         help="which records of runs on real cards there are, and which are stale",

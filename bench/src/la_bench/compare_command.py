@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from rich.table import Table
 
-from la_bench.environment import read_environment
+from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
 from la_bench.grid import GRID_FULL, GRID_QUICK, STATE_DTYPES, GridPoint, estimate_seconds, in_words
 from la_bench.peers import PEERS, select_peers
 from la_bench.report_grid import host_table, time_table
 from la_bench.report_text import STATUS_WORDS, error, percent, time, times
+from la_bench.row_file import RowFile
 from la_bench.rows import Row
 from la_bench.run_compare import run_compare
 from la_bench.run_grid import run_grid
 from la_bench.terminal import filled_table, new_table, print_line, progress_bar, show
-from la_bench.timing import FULL, QUICK
+from la_bench.timing import FULL, QUICK, Effort
 from la_bench.variants import (
     BASELINE,
+    Variant,
     backend_variants,
     floor_variants,
     peer_variants,
     select_backends,
 )
 from la_bench.workloads import make_workload, select_workloads
-from la_bench.write_report import check_folder, write_report
+from la_bench.write_report import ROWS, check_folder, write_report
 from la_core import list_backends
 from la_core.spec.decode_problem import StateLayout, compute_capability
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for: points of a grid, or names of workloads, and what to run on them."""
+
+    device: torch.device
+    points: Sequence[GridPoint]
+    workloads: Sequence[str]
+    variants: Sequence[Variant]
+    environment: Environment
+    effort: Effort
 
 
 def compare(options: Namespace) -> int:
@@ -38,9 +54,21 @@ def compare(options: Namespace) -> int:
     if options.device == "cuda":
         require_cuda()
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
-    backends = select_backends(options.backends)
     if options.list:
         return _list_compare(options, device)
+    plan = _plan(options, device)
+    file = RowFile(options.out / ROWS, _complain)
+    rows = _measure(plan, file)
+    # Before the files: if they cannot be written, the figures are at least here.
+    _show_rows(rows)
+    for path in write_report(rows, options.out, rows_are_there=file.holds(rows)):
+        print_line(str(path))
+    return _exit_status(rows)
+
+
+def _plan(options: Namespace, device: torch.device) -> Plan:
+    """Everything that can be wrong with the options is found here, before anything is measured."""
+    backends = select_backends(options.backends)
     paths = dict(options.peer)
     peers = select_peers(options.peers, paths, by_default=device.type == "cuda")
     points = _grid_points(options, device)
@@ -52,13 +80,17 @@ def compare(options: Namespace) -> int:
     arch = compute_capability(device)
     variants = backend_variants(backends, arch) + floor_variants(arch) + peer_variants(peers, paths)
     environment = read_environment(device, seed=options.seed, quick=options.quick)
-    effort = QUICK if options.quick else FULL
-    if points:
-        effort = GRID_QUICK if options.quick else GRID_FULL
-        seconds = sum(estimate_seconds(point, [v.name for v in variants], effort) for point in points)
-        print_line(
-            f"{len(points)} points x {len(variants)} variants, about {in_words(seconds)}. Ctrl-C keeps what is done."
-        )
+    quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL)
+    return Plan(device, points, names, variants, environment, quick if options.quick else full)
+
+
+def _measure(plan: Plan, file: RowFile) -> list[Row]:
+    """Run the plan; rows go to the file as soon as they are there."""
+    if plan.points:
+        names = [variant.name for variant in plan.variants]
+        seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
+        size = f"{len(plan.points)} points x {len(names)} variants, about {in_words(seconds)}"
+        print_line(f"{size}. Ctrl-C keeps what is done.")
     with progress_bar() as progress:
         task = progress.add_task("", total=1.0)
 
@@ -68,13 +100,15 @@ def compare(options: Namespace) -> int:
         def tick(done: float) -> None:
             progress.update(task, completed=done)
 
-        if points:
-            rows = run_grid(points, variants, device, environment, effort, say=say, tick=tick)
-        else:
-            workloads = [make_workload(name, device.type, options.seed) for name in names]
-            rows = run_compare(workloads, variants, device, environment, effort, say=say, tick=tick)
-    # Before the files: if they cannot be written, the figures are at least here.
-    for table in _grid_tables(rows) if points else [_compare_table(rows)]:
+        what = (plan.variants, plan.device, plan.environment, plan.effort)
+        if plan.points:
+            return run_grid(plan.points, *what, say=say, tick=tick, keep=file.add)
+        workloads = [make_workload(name, plan.device.type, plan.environment.seed) for name in plan.workloads]
+        return run_compare(workloads, *what, say=say, tick=tick, keep=file.add)
+
+
+def _show_rows(rows: Sequence[Row]) -> None:
+    for table in _grid_tables(rows) if rows[0].workload.grid else [_compare_table(rows)]:
         show(table)
     for backend, reason in dict.fromkeys(
         (f"{STATUS_WORDS[row.status]}: {row.backend.name} on {row.workload.name}", row.reason)
@@ -82,8 +116,13 @@ def compare(options: Namespace) -> int:
         if row.status in ("failed", "error")
     ):
         print_line(f"{backend}: {reason}")
-    for path in write_report(rows, options.out):
-        print_line(str(path))
+
+
+def _complain(sentence: str) -> None:
+    sys.stderr.write(f"la-bench compare: {sentence}\n")
+
+
+def _exit_status(rows: Sequence[Row]) -> int:
     if any(row.status == "interrupted" for row in rows):
         return 130
     # A peer that is wrong is a finding, not a failure of this project.

@@ -8,6 +8,7 @@ from argparse import Namespace
 from la_bench.compare_runs import change_table, compare_runs, read_rows, summary_table, unmatched
 from la_bench.records import present_hash, read_records, record_lines, records_folder, summary_lines
 from la_bench.terminal import filled_table, print_line, show
+from la_bench.write_report import ROWS, check_folder, write_report
 
 
 def diff(options: Namespace) -> int:
@@ -40,4 +41,15 @@ def records(options: Namespace) -> int:
             print_line(line)
     for line in summary_lines(found, present):
         print_line(line)
+    return 0
+
+
+def report(options: Namespace) -> int:
+    """`la-bench report`."""
+    rows = read_rows(options.rows)
+    check_folder(options.out)
+    for path in write_report(
+        rows, options.out, rows_are_there=options.rows.resolve() == (options.out / ROWS).resolve()
+    ):
+        print_line(str(path))
     return 0
