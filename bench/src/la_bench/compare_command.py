@@ -101,10 +101,14 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
             progress.update(task, completed=done)
 
         what = (plan.variants, plan.device, plan.environment, plan.effort)
-        if plan.points:
-            return run_grid(plan.points, *what, say=say, tick=tick, keep=file.add)
-        workloads = [make_workload(name, plan.device.type, plan.environment.seed) for name in plan.workloads]
-        return run_compare(workloads, *what, say=say, tick=tick, keep=file.add)
+        try:
+            if plan.points:
+                return run_grid(plan.points, *what, say=say, tick=tick, keep=file.add)
+            workloads = [make_workload(name, plan.device.type, plan.environment.seed) for name in plan.workloads]
+            return run_compare(workloads, *what, say=say, tick=tick, keep=file.add)
+        finally:
+            for variant in plan.variants:
+                variant.close()
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
@@ -164,6 +168,10 @@ def _compare_table(rows: Sequence[Row]) -> Table:
     table = new_table("Lightning Attention decode", *columns, words=2)
     for row in rows:
         result = row.result
+        if row.accuracy is not None:
+            errors = error(row.accuracy.out_error), error(row.accuracy.state_error)
+            table.add_row(row.workload.name, row.backend.name, STATUS_WORDS[row.status], "", "", *errors)
+            continue
         if result is None:
             if row.status not in ("unavailable", "interrupted"):
                 table.add_row(row.workload.name, row.backend.name, STATUS_WORDS[row.status])

@@ -116,8 +116,10 @@ def row_verdict(old: Row, new: Row, resolution: float) -> Verdict | None:
     """See :data:`Verdict`."""
     if old.result is not None and new.result is not None:
         return time_verdict(old.result, new.result, resolution)
+    if old.status in ("ok", "checked") and new.status in ("failed", "error"):
+        return "WRONG"
     if old.status == "ok":
-        return "WRONG" if new.status in ("failed", "error") else "NO TIME"
+        return "NO TIME"
     return "TIME NOW" if new.status == "ok" else None
 
 

@@ -15,7 +15,7 @@ from la_bench.extra_memory import peak_extra_bytes
 from la_bench.gpu_timing import GraphTimer
 from la_bench.peers.peer import PeerRefusal, PeerUnavailable
 from la_bench.roofline import roofline
-from la_bench.rows import SCHEMA, Result, Row, Status, WorkloadFacts
+from la_bench.rows import SCHEMA, Accuracy, Result, Row, Status, WorkloadFacts
 from la_bench.tensors import DecodeCall
 from la_bench.timing import CopyProbe, Effort, Lap, Tick, Timing, spread
 from la_bench.variants import BASELINE, Variant
@@ -109,6 +109,7 @@ class Comparison:
         self.subject, self.bench = subject, bench
         self.outcomes: dict[str, Outcome] = {}
         self.verdicts: dict[str, Verdict] = {}
+        self.checked: dict[str, Accuracy] = {}
         self.extra_bytes: dict[str, int] = {}
         self.tiles: dict[str, str | None] = {}
         self.timing = Timing.empty(())
@@ -135,9 +136,9 @@ class Comparison:
         rows = []
         for variant in self.bench.variants:
             outcome = self.outcomes.get(variant.name, Outcome("ok", None))
-            result = results.get(variant.name)
-            environment = self.bench.environment
-            rows.append(Row(SCHEMA, facts, variant.facts, outcome.status, outcome.reason, result, choice, environment))
+            result, accuracy = results.get(variant.name), self.checked.get(variant.name)
+            what = (outcome.status, outcome.reason, result, choice, self.bench.environment, accuracy)
+            rows.append(Row(SCHEMA, facts, variant.facts, *what))
         return rows
 
     def _judge(self, say: Say) -> None:
@@ -155,6 +156,9 @@ class Comparison:
                 continue
             if verdict.faults:
                 self.outcomes[variant.name] = Outcome("failed", "; ".join(verdict.faults))
+            elif variant.untimed is not None:
+                self.outcomes[variant.name] = Outcome("checked", variant.untimed)
+                self.checked[variant.name] = Accuracy(verdict.out_error, verdict.state_error)
             else:
                 self.verdicts[variant.name] = verdict
 

@@ -70,6 +70,7 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
         ),
         *(Paragraph(sentence) for sentence in _who_is_best(rows, workloads, ran)),
         *against_others(rows),
+        *judged_only(rows),
         *trouble(rows),
     ]
     blocks += doubts(rows)
@@ -116,6 +117,16 @@ def doubts(rows: Sequence[Row]) -> list[Block]:
 def subject_noun(rows: Sequence[Row]) -> str:
     """What rows are about: workloads, or points of a grid."""
     return "point" if rows[0].workload.grid else "workload"
+
+
+def judged_only(rows: Sequence[Row]) -> list[Block]:
+    """A sentence for each backend that was found right without being timed."""
+    blocks: list[Block] = []
+    for name in _names(row.backend.name for row in rows if row.status == "checked"):
+        mine = [row for row in rows if (row.backend.name, row.status) == (name, "checked")]
+        where = listing([row.workload.name for row in mine])
+        blocks.append(Paragraph(f"{name} is right on {where}. It was {mine[0].reason}."))
+    return blocks
 
 
 def trouble(rows: Sequence[Row]) -> list[Block]:
@@ -229,7 +240,7 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
     blocks: list[Block] = [Heading(2, "All results")]
     for workload in _names(row.workload.name for row in rows):
         here = [row for row in rows if row.workload.name == workload]
-        shown = [row for row in here if row.status in ("ok", "failed", "error")]
+        shown = [row for row in here if row.status in ("ok", "checked", "failed", "error")]
         facts = here[0].workload
         blocks.append(Heading(3, workload))
         layers = f"{len(facts.layers_timed)} of {facts.linear_layers} linear layers"
@@ -250,7 +261,7 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
         blocks += [
             Paragraph(f"{STATUS_WORDS[row.status]}: {row.backend.name}: {row.reason}", alarm=True)
             for row in shown
-            if row.status != "ok"
+            if row.status in ("failed", "error")
         ]
     return blocks + notes(rows)
 

@@ -10,6 +10,7 @@ from la_bench.report_content import (
     doubts,
     environment_blocks,
     fastest_peer,
+    judged_only,
     not_run,
     notes,
     ours,
@@ -37,6 +38,7 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
             f"layout {facts.state_layout}; full batches, slots in random order.{copy}"
         ),
         *against_others(rows),
+        *judged_only(rows),
         *trouble(rows),
         *doubts(rows),
     ]

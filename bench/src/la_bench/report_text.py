@@ -8,6 +8,7 @@ from la_bench.rows import Row
 
 STATUS_WORDS = {
     "ok": "ok",
+    "checked": "right, not timed",
     "failed": "FAILED",
     "refused": "refused",
     "unavailable": "unavailable",
@@ -185,7 +186,12 @@ def full_cells(row: Row) -> tuple[str, ...]:
     """Cells of `FULL_COLUMNS`; the status stands where the time would be if there is none."""
     result = row.result
     if result is None:
-        return (row.backend.name, STATUS_WORDS[row.status], *("-",) * (len(FULL_COLUMNS) - 2))
+        cells = dict.fromkeys(FULL_COLUMNS, "-")
+        if row.accuracy is not None:
+            cells["error of out"], cells["error of state"] = map(
+                error, (row.accuracy.out_error, row.accuracy.state_error)
+            )
+        return (row.backend.name, STATUS_WORDS[row.status], *list(cells.values())[2:])
     return (
         row.backend.name,
         time(result.time_us),

@@ -12,9 +12,10 @@ from la_bench.environment import Environment
 SCHEMA = 2
 """Raised when a field changes its meaning or goes away."""
 
-Status = Literal["ok", "failed", "refused", "unavailable", "error", "interrupted"]
-"""`ok`: right and timed. `failed`: the gate found it wrong. `refused`: the backend will not run this legal call.
-`unavailable`: not installed or not loadable. `error`: it raised. `interrupted`: Ctrl-C came first."""
+Status = Literal["ok", "checked", "failed", "refused", "unavailable", "error", "interrupted"]
+"""`ok`: right and timed. `checked`: right, and not timed, since it ran under an interpreter. `failed`: the gate found
+it wrong. `refused`: the backend will not run this legal call. `unavailable`: not installed or not loadable. `error`: it
+raised. `interrupted`: Ctrl-C came first."""
 
 
 Kind = Literal["backend", "floor", "peer"]
@@ -117,8 +118,19 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """Errors of what was judged and not timed, as in :class:`Result`."""
+
+    out_error: float | None
+    state_error: float
+
+
+@dataclass(frozen=True)
 class Row:
-    """A backend on a workload. `result` is there exactly if `status` is `ok`, `reason` exactly if it is not."""
+    """A backend on a workload.
+
+    `result` is there exactly if `status` is `ok`, `reason` exactly if it is not, `accuracy` exactly if it is `checked`.
+    """
 
     schema: int
     workload: WorkloadFacts
@@ -128,6 +140,7 @@ class Row:
     result: Result | None
     auto_choice: str
     environment: Environment
+    accuracy: Accuracy | None = None
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:
@@ -146,8 +159,10 @@ def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
 
 
 def _to_dict(row: Row) -> dict[str, Any]:
-    """All fields, but for those of the environment that came later and are not known: old rows stay as they were."""
+    """All fields, but for those that came later and are not known: old rows stay as they were."""
     data = asdict(row)
+    if row.accuracy is None:
+        del data["accuracy"]
     later = [field.name for field in fields(Environment) if field.default is None]
     data["environment"] = {k: v for k, v in data["environment"].items() if v is not None or k not in later}
     return data
@@ -164,5 +179,6 @@ def _from_dict(data: Any) -> Row:
             "backend": BackendFacts(**data["backend"]),
             "result": None if data["result"] is None else Result(**data["result"]),
             "environment": Environment(**data["environment"]),
+            "accuracy": Accuracy(**data["accuracy"]) if "accuracy" in data else None,
         }
     )

@@ -46,9 +46,12 @@ class Variant(ABC):
     ----------
     facts
         Its name, kind and origin, as rows hold them.
+    untimed
+        Why it is judged and not timed; None if it is timed.
     """
 
     facts: BackendFacts
+    untimed: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +69,10 @@ class Variant(ABC):
     def prepare(self, calls: Sequence[DecodeCall], timer: GraphTimer) -> str | None:
         """Choose what has to be measured first, on a GPU; returns it in words."""
         return None
+
+    def close(self) -> None:
+        """Give back what it holds; it can still be asked again."""
+        return
 
     def inside(self) -> AbstractContextManager[None]:
         """The context that calls run in."""
@@ -212,11 +219,17 @@ def _run_without_pool(peer: Peer, call: DecodeCall) -> torch.Tensor:
 
 
 def backend_variants(backends: Sequence[str], arch: tuple[int, int] | None) -> list[Variant]:
-    """Each backend, and with overlap where the device can and the backend is not the baseline, which has none."""
+    """Each backend, and with overlap where the device can and the backend is not the baseline, which has none.
+
+    Without a GPU (`arch` None) those that have an interpreter are judged under it.
+    """
+    from la_bench.interpreter import INTERPRETERS, InterpretedVariant
+
     variants: list[Variant] = []
     for name in backends:
-        variants.append(BackendVariant(name))
-        loaded = variants[-1].facts.source_hash is not None
+        loaded = backend_facts(name).source_hash is not None
+        interpreted = arch is None and loaded and name in INTERPRETERS
+        variants.append(InterpretedVariant(name) if interpreted else BackendVariant(name))
         if arch is not None and arch >= OVERLAP_ARCH and name != BASELINE and loaded:
             variants.append(BackendVariant(name, overlap=True))
     return variants
