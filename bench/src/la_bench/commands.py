@@ -15,9 +15,10 @@ from la_bench.grid import STATE_DTYPES
 from la_bench.host_overhead import measure_host, over_limit
 from la_bench.ref_cost import IN_TURN, RefCost, measure_blocks, measure_ref
 from la_bench.terminal import filled_table, new_table, print_line, progress_bar, show, spread_cells
+from la_bench.tile_words import show_tiles
 from la_bench.timing import CopyProbe
 from la_bench.tune import EFFORT as TUNE_EFFORT
-from la_bench.tune import UNITS, PackageBackend, show_tiles, tune_json_lines, tune_points, tune_table
+from la_bench.tune import UNITS, PackageBackend, tune_json_lines, tune_points, tune_table
 from la_bench.tune import tune as tune_backend
 from la_bench.variants import (
     backend_facts,

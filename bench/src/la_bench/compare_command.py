@@ -79,7 +79,7 @@ def _plan(options: Namespace, device: torch.device) -> Plan:
     check_folder(options.out)
     arch = compute_capability(device)
     variants = backend_variants(backends, arch) + floor_variants(arch) + peer_variants(peers, paths)
-    environment = read_environment(device, seed=options.seed, quick=options.quick)
+    environment = read_environment(device, seed=options.seed, quick=options.quick, options=options_in_words(options))
     quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL)
     return Plan(device, points, names, variants, environment, quick if options.quick else full)
 
@@ -133,6 +133,23 @@ def _exit_status(rows: Sequence[Row]) -> int:
     statuses = {row.status for row in rows if row.backend.kind != "peer"}
     ran = any(row.status == "ok" for row in rows if row.backend.kind == "backend")
     return 1 if statuses & {"failed", "error"} or not ran else 0
+
+
+def options_in_words(options: Namespace) -> str:
+    """The options that decide what is measured; of a path the last part, since rows are made to be shown around."""
+    words = ["--quick"] if options.quick else []
+    if options.grid is not None:
+        heads, rows = (dict.fromkeys(str(pair[n]) for pair in options.grid) for n in (0, 1))
+        words += ["--grid", f"{','.join(heads)}x{','.join(rows)}"]
+    for name in ("backends", "workloads", "peers"):
+        if getattr(options, name):
+            words += [f"--{name}", ",".join(getattr(options, name))]
+    for name, path in options.peer:
+        words += ["--peer", f"{name}={path.name}"]
+    for name, value in (("state-dtype", options.state_dtype), ("layout", options.layout), ("seed", options.seed)):
+        if value:
+            words += [f"--{name}", str(value)]
+    return " ".join(words)
 
 
 def _list_compare(options: Namespace, device: torch.device) -> int:

@@ -12,6 +12,7 @@ from la_bench.accuracy import Verdict
 from la_bench.cpu_timing import time_on_cpu
 from la_bench.environment import Environment
 from la_bench.extra_memory import peak_extra_bytes
+from la_bench.gpu_state import UNKNOWN, read_gpu
 from la_bench.gpu_timing import GraphTimer
 from la_bench.peers.peer import PeerRefusal, PeerUnavailable
 from la_bench.roofline import roofline
@@ -115,6 +116,7 @@ class Comparison:
         self.timing = Timing.empty(())
         self.host: dict[str, list[float]] = {}
         self.calls_per_sample = 0
+        self.clocks = UNKNOWN
 
     def rows(self, say: Say, tick: Tick) -> list[Row]:
         """One row per variant.
@@ -175,7 +177,8 @@ class Comparison:
             say(name, f"preparing {variant.name}")
             try:
                 if self.bench.timer is not None:
-                    self.tiles[variant.name] = variant.prepare(calls.lap, self.bench.timer)
+                    variant.prepare(calls.lap, self.bench.timer)
+                self.tiles[variant.name] = variant.tiles(calls.lap[calls.largest])
                 lap = variant.lap(calls.lap, calls.stride)
                 self.extra_bytes[variant.name] = self._extra_bytes(lap, calls.largest)
                 laps[variant.name] = lap
@@ -191,6 +194,7 @@ class Comparison:
             self.timing = self.bench.timer.time(laps, self.bench.copy, self.bench.effort, tick)
             good = {name: lap for name, lap in hosts.items() if lap.calls and name not in self.timing.errors}
             self.host = self.bench.timer.host(good)
+        self.clocks = read_gpu(self.bench.device)
         self.outcomes.update({variant: outcome_of(reason) for variant, reason in self.timing.errors.items()})
         self.calls_per_sample = calls.stride if self.bench.timer is None else len(calls.lap)
 
@@ -235,6 +239,8 @@ class Comparison:
                 host_us_p20=host.p20 * 1e6 if host else None,
                 host_us_p80=host.p80 * 1e6 if host else None,
                 tiles=self.tiles.get(name),
+                sm_mhz=self.clocks.sm_mhz,
+                memory_mhz=self.clocks.memory_mhz,
             )
         return results
 

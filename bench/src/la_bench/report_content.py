@@ -311,16 +311,50 @@ def not_run(rows: Sequence[Row]) -> list[Block]:
 def environment_blocks(rows: Sequence[Row]) -> list[Block]:
     """Where and with what the run happened."""
     facts = [asdict(row.environment) for row in rows]
-    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0]]
-    backends = {row.backend.name: row.backend for row in rows}.values()
-    here = {row.backend.name for row in rows if row.status != "unavailable"}
-    sources = tuple(
-        (b.name, b.distribution or ("-" if b.name in here else "not installed"), b.source_hash or "-") for b in backends
-    )
+    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0] if name != "sources"]
+    for name, values in (
+        ("sm_mhz while timed", [result.sm_mhz for _, result in ok_rows(rows)]),
+        ("memory_mhz while timed", [result.memory_mhz for _, result in ok_rows(rows)]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            table.append((name, span([str(min(known)), str(max(known))])))
     return [
         Heading(2, "Environment"),
         Table(("fact", "value"), tuple(table), text_columns=2),
-        Table(("backend, floor or peer", "distribution or file", "SHA-256 of its sources"), sources, text_columns=3),
+        Table(("source", "distribution or file", "SHA-256 of its sources"), _sources(rows), text_columns=3),
+        *_chosen_tiles(rows),
+    ]
+
+
+def _sources(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
+    """A line for each package, backend, floor and peer."""
+    backends = {row.backend.name: row.backend for row in rows}.values()
+    here = {row.backend.name for row in rows if row.status != "unavailable"}
+    environment = rows[0].environment
+    versions = {"la_core": environment.la_core, "la_bench": environment.la_bench}
+    packages = [
+        (name, f"{name.replace('_', '-')} {versions.get(name, '')}".strip(), value or "-")
+        for name, value in (environment.sources or {}).items()
+    ]
+    others = [
+        (b.name, b.distribution or ("-" if b.name in here else "not installed"), b.source_hash or "-") for b in backends
+    ]
+    return (*packages, *others)
+
+
+def _chosen_tiles(rows: Sequence[Row]) -> list[Block]:
+    """What each variant ran with, and where."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for row, result in ok_rows(rows):
+        if result.tiles is not None:
+            where.setdefault((row.backend.name, result.tiles), []).append(row.workload.name)
+    if not where:
+        return []
+    lines = tuple((name, tiles, listing(names)) for (name, tiles), names in where.items())
+    return [
+        Paragraph("Tiles: chosen by the backend for the largest call, for floors by measuring."),
+        Table(("variant", "tiles", f"{subject_noun(rows)}s"), lines, text_columns=3),
     ]
 
 

@@ -92,7 +92,9 @@ class Result:
     host_us, host_us_p20, host_us_p80
         Time that Python is busy with a call; None on a CPU, where it is part of the call, and where it was not taken.
     tiles
-        What was chosen by measuring first; None if nothing was.
+        What the largest call ran with; None where nobody can tell.
+    sm_mhz, memory_mhz
+        Clocks of the GPU directly after the samples; None on a CPU, where the card does not say, and in older rows.
     """
 
     time_us: float
@@ -115,6 +117,8 @@ class Result:
     host_us_p20: float | None
     host_us_p80: float | None
     tiles: str | None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,16 @@ def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
 
 def _to_dict(row: Row) -> dict[str, Any]:
     """All fields, but for those that came later and are not known: old rows stay as they were."""
-    data = asdict(row)
-    if row.accuracy is None:
-        del data["accuracy"]
-    later = [field.name for field in fields(Environment) if field.default is None]
-    data["environment"] = {k: v for k, v in data["environment"].items() if v is not None or k not in later}
+    data = _without_later(row, asdict(row))
+    data["environment"] = _without_later(row.environment, data["environment"])
+    if row.result is not None:
+        data["result"] = _without_later(row.result, data["result"])
     return data
+
+
+def _without_later(holder: Row | Environment | Result, data: dict[str, Any]) -> dict[str, Any]:
+    later = [field.name for field in fields(holder) if field.default is None]
+    return {name: value for name, value in data.items() if value is not None or name not in later}
 
 
 def _from_dict(data: Any) -> Row:
