@@ -13,7 +13,7 @@ from pathlib import Path
 from la_bench.compare_runs import read_rows
 from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
 from la_bench.report_content import against_others, notes, ours
-from la_bench.report_grid import accuracy_table, host_table, ratio_table, time_table
+from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
 from la_bench.report_text import count, listing, number, times
 from la_bench.rows import Result, Row, ok_rows
 from la_core.backends.discover_backends import KNOWN_NAMES
@@ -125,14 +125,11 @@ def speed_table(rows: Sequence[Row]) -> Table:
     """
     names = sorted(dict.fromkeys(row.backend.name for row, _ in ours(rows)), key=_preference)
     floors = list(dict.fromkeys(row.backend.name for row, _ in ok_rows(rows) if row.backend.kind == "floor"))
-    points: dict[int, str] = {}
-    for row in sorted(rows, key=lambda row: (row.workload.H, _batch(row))):
-        points.setdefault(row.workload.H * _batch(row), row.workload.name)
     lines = []
-    for _, point in sorted(points.items()):
-        timed = {row.backend.name: (row, result) for row, result in ok_rows(rows) if row.workload.name == point}
-        first = next(row for row in rows if row.workload.name == point)
-        lines.append((str(first.workload.H), str(_batch(first)), *_speeds(timed, names, floors)))
+    for here in points_by_states(rows):
+        timed = {row.backend.name: (row, result) for row, result in ok_rows(here)}
+        point = (str(here[0].workload.H), str(here[0].workload.padded_rows[0]))
+        lines.append((*point, *_speeds(timed, names, floors)))
     columns = ("H", "B", *names, "best public kernel", *floors, "vs public", "with overlap")
     return Table(columns, tuple(lines), text_columns=0)
 
@@ -218,7 +215,3 @@ def _preference(name: str) -> tuple[int, str]:
     """The project's order of backends, others after them; with overlap after without."""
     base = name.partition("+")[0]
     return KNOWN_NAMES.index(base) if base in KNOWN_NAMES else len(KNOWN_NAMES), name
-
-
-def _batch(row: Row) -> int:
-    return row.workload.padded_rows[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from la_bench.grid_plots import grid_plots
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
 from la_bench.report_content import (
     against_others,
@@ -41,7 +42,10 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         *judged_only(rows),
         *trouble(rows),
         *doubts(rows),
+        *_best_by_states(rows),
     ]
+    plots = grid_plots(rows)
+    blocks += [Heading(2, "Plots"), *plots] if plots else []
     kind = "Device time" if environment.device == "cuda" else "Time"
     for heads in dict.fromkeys(row.workload.H for row in rows):
         here = [row for row in rows if heads == row.workload.H]
@@ -54,6 +58,9 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
     if host is not None:
         words = "Time that Python is busy with a call, in microseconds, over the points with small calls:"
         blocks += [Heading(2, "Host time"), Paragraph(words), host]
+    if ok_rows(rows):
+        words = "Relative L2 error against float64 in the worst (row, head), over the points:"
+        blocks += [Heading(2, "Accuracy"), Paragraph(words), accuracy_table(rows)]
     return [
         *blocks,
         *notes(rows),
@@ -62,6 +69,32 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         Heading(2, "How to read this report"),
         Bullets(HOW_TO_READ_GRID),
     ]
+
+
+def points_by_states(rows: Sequence[Row]) -> list[list[Row]]:
+    """For each number of states in a call, heads x rows, the rows of the point with the fewest heads."""
+    points: dict[int, list[Row]] = {}
+    for here in sorted(_by_batch(rows), key=lambda here: here[0].workload.H):
+        points.setdefault(here[0].workload.H * _batch(here), here)
+    return [here for _, here in sorted(points.items())]
+
+
+def _best_by_states(rows: Sequence[Row]) -> list[Block]:
+    """The fastest backend, its share of both limits and its lead over the fastest peer, by states in a call."""
+    lines = []
+    for here in points_by_states(rows):
+        best = min(ours(here), key=lambda pair: pair[1].time_us, default=None)
+        point = (str(here[0].workload.H), str(_batch(here)))
+        if best is None:
+            lines.append((*point, "none", "-", "-", "-", "-"))
+            continue
+        row, result = best
+        floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
+        cells = (number(result.time_us), percent(result.share_of_copy), floor, times(result.speedup_vs_peer))
+        lines.append((*point, row.backend.name, *cells))
+    columns = ("H", "B", "best backend", "time in us", "share of copy bandwidth", "share of floor", "vs best peer")
+    words = "The fastest backend by states in a call, each number of states at the fewest heads that have it:"
+    return [Paragraph(words), Table(columns, tuple(lines), text_columns=3)]
 
 
 def time_table(rows: Sequence[Row]) -> Table:

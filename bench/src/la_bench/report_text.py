@@ -106,7 +106,8 @@ HOW_TO_READ = (
     ),
     (
         "Two reports",
-        "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine.",
+        "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine: "
+        "la-bench diff does so, row by row.",
     ),
 )
 
@@ -130,7 +131,7 @@ GRID_TERMS = {
 HOW_TO_READ_GRID = tuple(
     (term, GRID_TERMS.get(term, text))
     for term, text in (*HOW_TO_READ[1:4], ("Copy floor", ""), *HOW_TO_READ[7:])
-    if term not in ("Errors", "Extra memory")
+    if term != "Extra memory"
 )
 """Explanations of the report of a grid."""
 

@@ -17,7 +17,7 @@ from la_bench.peers import load_peer
 from la_bench.peers.peer import Peer, PeerRefusal, PeerUnavailable, as_slots
 from la_bench.rows import BackendFacts
 from la_bench.tensors import DecodeCall
-from la_bench.tile_words import chosen_tiles, show_tiles
+from la_bench.tile_words import chosen_tiles
 from la_bench.timing import Bound, Lap
 from la_bench.version import __version__
 from la_core import BackendUnavailable, DecodeProblem, decode, decode_problem, list_backends, use_overlap
@@ -153,7 +153,7 @@ class FloorVariant(Variant):
 
     def tiles(self, call: DecodeCall) -> str | None:
         """The best that were measured."""
-        return show_tiles(self._tiles)
+        return str(self._tiles)
 
     def bind(self, call: DecodeCall) -> Bound:
         """See :class:`Variant`."""
