@@ -74,17 +74,30 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
         *trouble(rows),
     ]
     blocks += doubts(rows)
-    table = []
+    return [*blocks, _best_by_workload(rows, workloads)]
+
+
+def _best_by_workload(rows: Sequence[Row], workloads: Sequence[str]) -> Table:
+    """The fastest backend, its share of the limits, and its lead over la-ref and the fastest peer."""
+    columns = [
+        "workload",
+        "best backend",
+        "time per call",
+        "share of copy bandwidth",
+        "speed-up vs ref",
+        *GPU_COLUMNS[:2],
+    ]
+    lines = []
     for workload in workloads:
         best = best_of(rows, workload)
         if best is None:
-            table.append((workload, "none", "-", "-", "-"))
-        else:
-            row, result = best
-            cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref))
-            table.append((workload, row.backend.name, *cells))
-    columns = ("workload", "best backend", "time per call", "share of copy bandwidth", "speed-up vs ref")
-    return [*blocks, Table(columns, tuple(table), text_columns=2)]
+            lines.append((workload, "none", *("-",) * (len(columns) - 2)))
+            continue
+        row, result = best
+        floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
+        cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref), floor)
+        lines.append((workload, row.backend.name, *cells, times(result.speedup_vs_peer)))
+    return _without_empty_columns(columns, lines, text_columns=2)
 
 
 def doubts(rows: Sequence[Row]) -> list[Block]:
@@ -266,10 +279,11 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
     return blocks + notes(rows)
 
 
-def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
     """A table without the columns that only a GPU fills, where they are empty."""
     keep = [n for n, column in enumerate(columns) if column not in GPU_COLUMNS or any(row[n] != "-" for row in cells)]
-    return Table(tuple(columns[n] for n in keep), tuple(tuple(row[n] for n in keep) for row in cells))
+    kept = tuple(tuple(row[n] for n in keep) for row in cells)
+    return Table(tuple(columns[n] for n in keep), kept, text_columns)
 
 
 def notes(rows: Sequence[Row]) -> list[Block]:
