@@ -188,13 +188,13 @@ class Comparison:
         say(name, "timing")
         if not laps:
             return
-        if self.bench.timer is None:
-            self.timing = time_on_cpu(laps, calls.stride, self.bench.copy, self.bench.effort, tick)
-        else:
-            self.timing = self.bench.timer.time(laps, self.bench.copy, self.bench.effort, tick)
-            good = {name: lap for name, lap in hosts.items() if lap.calls and name not in self.timing.errors}
-            self.host = self.bench.timer.host(good)
+        timer, tools = self.bench.timer, (self.bench.copy, self.bench.effort, tick)
+        self.timing = time_on_cpu(laps, calls.stride, *tools) if timer is None else timer.time(laps, *tools)
+        # Before the card cools down, or its clocks do.
         self.clocks = read_gpu(self.bench.device)
+        if timer is not None:
+            good = {name: lap for name, lap in hosts.items() if lap.calls and name not in self.timing.errors}
+            self.host = timer.host(good)
         self.outcomes.update({variant: outcome_of(reason) for variant, reason in self.timing.errors.items()})
         self.calls_per_sample = calls.stride if self.bench.timer is None else len(calls.lap)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +19,13 @@ from la_bench.timing import spread
 PANEL_INCHES = 3.0
 LANE_INCHES = 0.26
 COPY_FLOOR = "copy floor"
+
+MARKERS: tuple[dict[str, Any], ...] = (
+    {"marker": "s", "markersize": 6, "markerfacecolor": "none"},
+    {"marker": "o", "markersize": 3},
+    {"marker": "D", "markersize": 8, "markerfacecolor": "none"},
+)
+"""Of our backends: each is seen where another one's line lies on its own, as it does near the limit."""
 
 
 def grid_plots(rows: Sequence[Row]) -> list[Plot]:
@@ -119,6 +128,8 @@ def _lanes(names: Sequence[str]) -> Iterator[tuple[Figure, Axes]]:
 
 def _draw_lines(axes: Axes, rows: Sequence[Row], heads: int, value: Callable[[Result], float]) -> None:
     colours = _colours(rows)
+    backends = dict.fromkeys(_base(row.backend.name) for row, _ in ok_rows(rows) if row.backend.kind == "backend")
+    markers = dict(zip(backends, cycle(MARKERS)))
     for name, colour in colours.items():
         mine = sorted(
             (_batch(row), value(result))
@@ -128,11 +139,8 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], heads: int, value: Callable[[Re
         facts = next(row.backend for row, _ in ok_rows(rows) if row.backend.name == name)
         dashes = "--" if facts.overlap else ":" if facts.kind == "floor" else "-"
         ours = facts.kind == "backend"
-        batches, values = [batch for batch, _ in mine], [one for _, one in mine]
-        axes.plot(
-            batches, values, dashes, color=colour, label=name, linewidth=1.8 if ours else 1.0,
-            marker="o" if ours else "", markersize=3, zorder=3 if ours else 2,
-        )  # fmt: skip
+        style = {"linewidth": 1.8, "zorder": 3, **markers[_base(name)]} if ours else {"linewidth": 1.0}
+        axes.plot([batch for batch, _ in mine], [one for _, one in mine], dashes, color=colour, label=name, **style)
 
 
 def _finish(figure: Figure, axes: Axes, rows: Sequence[Row]) -> None:
