@@ -80,7 +80,7 @@ def _plan(options: Namespace, device: torch.device) -> Plan:
     arch = compute_capability(device)
     variants = backend_variants(backends, arch) + floor_variants(arch) + peer_variants(peers, paths)
     environment = read_environment(device, seed=options.seed, quick=options.quick, options=options_in_words(options))
-    quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL)
+    quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL[device.type])
     return Plan(device, points, names, variants, environment, quick if options.quick else full)
 
 
