@@ -40,7 +40,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 # tests come last, so that their summary ends the log.
-nox.options.sessions = ["lint", "types", "docs", "report", "costs", "build", "install", "tests"]
+nox.options.sessions = ["lint", "types", "docs", "report", "costs", "records", "build", "install", "tests"]
 
 
 def shared_python(session: nox.Session) -> str:
@@ -112,6 +112,12 @@ def costs(session: nox.Session) -> None:
         except CommandFailed:
             if left == 0:
                 raise
+
+
+@nox.session(venv_backend="none")
+def records(session: nox.Session) -> None:
+    """List the records of runs on real cards, and which are stale: their sources have changed since."""
+    session.run(shared_python(session), "-m", "la_bench", "records", *session.posargs, external=True)
 
 
 @nox.session

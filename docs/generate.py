@@ -1,9 +1,10 @@
-"""Write the tables of backends into README.md and docs/support_matrix.md, from what installed backends declare.
+"""Write what is generated in README.md and docs/: tables of backends from what they declare, speeds from records.
 
-    python docs/generate.py            writes both files
+    python docs/generate.py            writes the files
     python docs/generate.py --check    writes nothing; exits 1 and names each file that differs
 
-Only backends of this project appear, so that the result does not depend on what else is installed.
+Only backends of this project appear in the tables of backends, so that they do not depend on what else is installed.
+Speeds and outcomes come from bench/records alone, whatever the machine that this runs on.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import la_core
+from la_bench.record_pages import card_page, cards, readme_table
 from la_core.backends.capabilities import TABLE_HEADER, Capabilities
 from la_core.backends.discover_backends import KNOWN_NAMES, load_backend
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 SUPPORT_MATRIX = ROOT / "docs" / "support_matrix.md"
-BEGIN, END = "<!-- backends -->", "<!-- /backends -->"
+REPORTS = ROOT / "docs" / "reports"
+RECORDS = ROOT / "bench" / "records"
 
 SUPPORT_MATRIX_TEXT = """\
 # Support matrix
@@ -40,6 +43,22 @@ State layout `vk` means that K is contiguous in memory, `kv` that V is; see
 ## Operators and contract
 
 {ops}
+"""
+
+REPORTS_INDEX_TEXT = """\
+# Runs on real cards
+
+<!-- Written by docs/generate.py. Do not edit: run `python docs/generate.py`. -->
+
+One page for each card, made from the records in `bench/records` and nothing else. Of every backend the newest run
+counts. A record speaks for the sources whose hash it holds; `nox -s records` lists those that have changed since.
+[How we measure](../how_we_measure.md) explains every figure.
+
+```{{toctree}}
+:maxdepth: 1
+
+{pages}
+```
 """
 
 
@@ -90,38 +109,62 @@ def ops_table(rows: Sequence[Row]) -> str:
     )
 
 
-def new_readme(old: str, rows: Sequence[Row]) -> str:
-    """The README with the table between its markers replaced."""
-    before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def between_markers(text: str, name: str, content: str) -> str:
+    """The text with what stands between the two markers of a name replaced."""
+    opening, closing = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, begin, rest = text.partition(opening)
+    _, end, after = rest.partition(closing)
     if not begin or not end:
-        sys.exit(f"docs/generate.py: README.md must contain {BEGIN} and {END}, in this order, on lines of their own.")
-    return f"{before}{BEGIN}\n{backend_table(rows)}\n{END}{after}"
+        sys.exit(
+            f"docs/generate.py: README.md must contain {opening} and {closing}, in this order, on their own lines."
+        )
+    return f"{before}{opening}\n{content}\n{closing}{after}"
+
+
+def tables_of_backends(readme: str) -> tuple[str, dict[Path, str]]:
+    """The README with its table of backends, and the support matrix."""
+    rows = installed_rows()
+    matrix = SUPPORT_MATRIX_TEXT.format(sizes=backend_table(rows), ops=ops_table(rows))
+    return between_markers(readme, "backends", backend_table(rows)), {SUPPORT_MATRIX: matrix}
+
+
+def pages_of_records(readme: str) -> tuple[str, dict[Path, str]]:
+    """The README with its table of speeds, a page for each card, and their index."""
+    names = cards(RECORDS)
+    index = REPORTS_INDEX_TEXT.format(pages="\n".join(names))
+    pages = {REPORTS / f"{name}.md": card_page(RECORDS, name) for name in names}
+    return between_markers(readme, "speed", readme_table(RECORDS)), {REPORTS / "index.md": index, **pages}
+
+
+def leftovers(contents: dict[Path, str]) -> list[Path]:
+    """Pages of cards that have no record."""
+    return [path for path in sorted(REPORTS.glob("*.md")) if path not in contents]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files, or compare them with what would be written."""
-    parser = argparse.ArgumentParser(description="Generate the tables of backends in README.md and docs/.")
+    parser = argparse.ArgumentParser(description="Generate what is generated in README.md and docs/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file differs, and name it")
     check = parser.parse_args(arguments).check
 
-    rows = installed_rows()
-    contents = {
-        README: new_readme(README.read_text(encoding="utf-8"), rows),
-        SUPPORT_MATRIX: SUPPORT_MATRIX_TEXT.format(sizes=backend_table(rows), ops=ops_table(rows)),
-    }
-    made_from = f"installed backends: {', '.join(row.name for row in rows) or 'none'}"
+    readme, matrix = tables_of_backends(README.read_text(encoding="utf-8"))
+    readme, pages = pages_of_records(readme)
+    contents = {README: readme, **matrix, **pages}
     stale = 0
     for path, content in contents.items():
         name = path.relative_to(ROOT).as_posix()
         if path.exists() and path.read_text(encoding="utf-8") == content:
-            print(f"{name}: up to date ({made_from})")
+            print(f"{name}: up to date")
         elif check:
-            print(f"{name}: differs ({made_from}). Run: python docs/generate.py", file=sys.stderr)
+            print(f"{name}: differs. Run: python docs/generate.py", file=sys.stderr)
             stale += 1
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(content, encoding="utf-8", newline="\n")
-            print(f"{name}: written ({made_from})")
+            print(f"{name}: written")
+    for path in leftovers(contents):
+        print(f"{path.relative_to(ROOT).as_posix()}: belongs to no record. Remove it.", file=sys.stderr)
+        stale += 1
     return 1 if stale else 0
 
 

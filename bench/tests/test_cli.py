@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import la_bench.commands
+import la_bench.compare_command
 import la_bench.tensors
 import la_bench.timing
 from la_bench.cli import main
@@ -29,7 +29,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("compare",), ("tune",), ("host",), ("ref",)], ids=lambda c: " ".join(c) or "none"
+    "command",
+    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("host",), ("ref",)],
+    ids=lambda c: " ".join(c) or "none",
 )
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -156,6 +158,6 @@ def test_exit_statuses(
     status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_row: Callable[..., Row]
 ) -> None:
     row = make_row(status=status, reason=None if status == "ok" else "because")
-    monkeypatch.setattr(la_bench.commands, "run_compare", lambda *arguments, **options: [row])
+    monkeypatch.setattr(la_bench.compare_command, "run_compare", lambda *arguments, **options: [row])
     assert main(["compare", "--device", "cpu", "--workloads", "ring", "--out", str(tmp_path)]) == code
     assert (tmp_path / "rows.jsonl").exists()

@@ -212,7 +212,8 @@ def test_a_point_that_cannot_be_set_up_leaves_the_others(monkeypatch: pytest.Mon
 
 def test_the_report_of_a_grid(rows: list[Row]) -> None:
     files = render_report(rows)
-    assert set(files) == {"report.md", "report.html", "rows.jsonl"}
+    plots = {f"{name}.svg" for name in ("share_of_copy_H8", "time_H8", "host_time", "accuracy")}
+    assert set(files) == {"report.md", "report.html", "rows.jsonl", *plots}
     text = files["report.md"]
     sentence = (
         "triton+overlap is 2.40x as fast as the best peer (sglang) and at 80 % of the in-place floor with overlap."

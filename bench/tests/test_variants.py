@@ -144,8 +144,11 @@ class HalfAsFast:
 class TunedRef(BackendVariant):
     """la-ref, which as far as anybody can tell chose tiles."""
 
-    def prepare(self, calls: Sequence[DecodeCall], timer: object) -> str | None:
-        return f"best of {len(calls)}"
+    def prepare(self, calls: Sequence[DecodeCall], timer: object) -> None:
+        self.best = f"best of {len(calls)}"
+
+    def tiles(self, call: DecodeCall) -> str | None:
+        return self.best
 
 
 class Floor(BackendVariant):
@@ -198,7 +201,8 @@ def test_the_report_of_workloads_with_floors_and_peers(make_row: Callable[..., R
     summary = text.split("## Plots")[0]
     assert "2 backends ran: ref, triton. Of 1 workload, triton is the fastest on 1." in summary
     assert "triton is 1.50x as fast as the best peer (sglang) and at 95 % of the in-place floor." in summary
-    assert "| ring-mini-linear-2.0/medium | triton | 100 us |" in summary
+    assert "| speed-up vs ref | share of floor | vs best peer |" in summary
+    assert "| ring-mini-linear-2.0/medium | triton | 100 us | 3000 % | 15.00x | 95 % | 1.50x |" in summary
     assert "| share of floor | vs ref | vs best peer | host time |" in text
     assert "| in-place floor | 95.0 us |" in text
     assert "- **sglang**: Differs." in text

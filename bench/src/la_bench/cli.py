@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +12,24 @@ from la_bench.errors import UsageError
 from la_bench.grid_spec import DEFAULT_GRID, STATE_DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
 
+COMMAND_MODULES = {
+    "compare": "compare_command",
+    "tune": "commands",
+    "host": "commands",
+    "ref": "commands",
+    "diff": "file_commands",
+    "records": "file_commands",
+    "report": "file_commands",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = _parser().parse_args(arguments)
     # torch, matplotlib and rich take seconds to import: after --help and mistyped options have been dealt with.
-    from la_bench import commands
-
+    module = importlib.import_module(f"la_bench.{COMMAND_MODULES[options.command]}")
     try:
-        return int(getattr(commands, options.command)(options))
+        return int(getattr(module, options.command)(options))
     except UsageError as reason:
         sys.stderr.write(f"la-bench {options.command}: {reason}\n")
         return 2
@@ -86,6 +96,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--list", action="store_true", help="list workloads and backends, and run nothing")
 
+    _add_diff(commands)
+    report = commands.add_parser(
+        "report",
+        help="write the report of rows that were measured before",
+        description="Write report.md, report.html and the plots of a file of rows: of a run that was killed, or of a "
+        "record. The same rows give the same bytes.",
+    )
+    report.add_argument("rows", type=Path, metavar="ROWS", help="a rows.jsonl of la-bench compare")
+    report.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
+    )
+    records = commands.add_parser(
+        "records",
+        help="which records of runs on real cards there are, and which are stale",
+        description="List every record of a run on a real card: what ran, on which versions, and whether the sources "
+        "that ran have changed since. A stale record is no failure: the exit status is 0.",
+    )
+    records.add_argument(
+        "--folder", type=Path, metavar="DIR", help="default: bench/records of the checkout that la-bench lies in"
+    )
     tune = commands.add_parser(
         "tune",
         help="which tiles of a backend are the fastest, on a GPU",
@@ -127,6 +157,26 @@ def _parser() -> argparse.ArgumentParser:
     ref.add_argument("--blocks", action="store_true", help="sweep la-ref's block size instead")
     ref.add_argument("--rounds", type=_count, default=30, metavar="N", help="samples of each (default: 30)")
     return parser
+
+
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    diff = commands.add_parser(
+        "diff",
+        help="what became faster, slower or wrong between two runs",
+        description="Compare the rows of two runs on one machine. A row is FASTER or SLOWER if the intervals from p20 "
+        "to p80 are apart, SAME if each holds the other's median, and UNCLEAR otherwise. Exit status 1 if a backend "
+        "became SLOWER or WRONG anywhere; peers and floors do not count there.",
+    )
+    diff.add_argument("old", type=Path, metavar="OLD", help="rows.jsonl of the run before")
+    diff.add_argument("new", type=Path, metavar="NEW", help="rows.jsonl of the run after")
+    diff.add_argument(
+        "--resolution",
+        type=_positive,
+        default=1.0,
+        metavar="PERCENT",
+        help="an interval spans at least this share of the median to both sides (default: 1)",
+    )
+    diff.add_argument("--any-machine", action="store_true", help="also if the runs come from two machines")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ from la_bench.accuracy import Verdict
 from la_bench.cpu_timing import time_on_cpu
 from la_bench.environment import Environment
 from la_bench.extra_memory import peak_extra_bytes
+from la_bench.gpu_state import UNKNOWN, read_gpu
 from la_bench.gpu_timing import GraphTimer
 from la_bench.peers.peer import PeerRefusal, PeerUnavailable
 from la_bench.roofline import roofline
-from la_bench.rows import SCHEMA, Result, Row, Status, WorkloadFacts
+from la_bench.rows import SCHEMA, Accuracy, Result, Row, Status, WorkloadFacts
 from la_bench.tensors import DecodeCall
 from la_bench.timing import CopyProbe, Effort, Lap, Tick, Timing, spread
 from la_bench.variants import BASELINE, Variant
@@ -109,11 +110,13 @@ class Comparison:
         self.subject, self.bench = subject, bench
         self.outcomes: dict[str, Outcome] = {}
         self.verdicts: dict[str, Verdict] = {}
+        self.checked: dict[str, Accuracy] = {}
         self.extra_bytes: dict[str, int] = {}
         self.tiles: dict[str, str | None] = {}
         self.timing = Timing.empty(())
         self.host: dict[str, list[float]] = {}
         self.calls_per_sample = 0
+        self.clocks = UNKNOWN
 
     def rows(self, say: Say, tick: Tick) -> list[Row]:
         """One row per variant.
@@ -135,9 +138,9 @@ class Comparison:
         rows = []
         for variant in self.bench.variants:
             outcome = self.outcomes.get(variant.name, Outcome("ok", None))
-            result = results.get(variant.name)
-            environment = self.bench.environment
-            rows.append(Row(SCHEMA, facts, variant.facts, outcome.status, outcome.reason, result, choice, environment))
+            result, accuracy = results.get(variant.name), self.checked.get(variant.name)
+            what = (outcome.status, outcome.reason, result, choice, self.bench.environment, accuracy)
+            rows.append(Row(SCHEMA, facts, variant.facts, *what))
         return rows
 
     def _judge(self, say: Say) -> None:
@@ -155,6 +158,9 @@ class Comparison:
                 continue
             if verdict.faults:
                 self.outcomes[variant.name] = Outcome("failed", "; ".join(verdict.faults))
+            elif variant.untimed is not None:
+                self.outcomes[variant.name] = Outcome("checked", variant.untimed)
+                self.checked[variant.name] = Accuracy(verdict.out_error, verdict.state_error)
             else:
                 self.verdicts[variant.name] = verdict
 
@@ -171,7 +177,8 @@ class Comparison:
             say(name, f"preparing {variant.name}")
             try:
                 if self.bench.timer is not None:
-                    self.tiles[variant.name] = variant.prepare(calls.lap, self.bench.timer)
+                    variant.prepare(calls.lap, self.bench.timer)
+                self.tiles[variant.name] = variant.tiles(calls.lap[calls.largest])
                 lap = variant.lap(calls.lap, calls.stride)
                 self.extra_bytes[variant.name] = self._extra_bytes(lap, calls.largest)
                 laps[variant.name] = lap
@@ -181,12 +188,13 @@ class Comparison:
         say(name, "timing")
         if not laps:
             return
-        if self.bench.timer is None:
-            self.timing = time_on_cpu(laps, calls.stride, self.bench.copy, self.bench.effort, tick)
-        else:
-            self.timing = self.bench.timer.time(laps, self.bench.copy, self.bench.effort, tick)
+        timer, tools = self.bench.timer, (self.bench.copy, self.bench.effort, tick)
+        self.timing = time_on_cpu(laps, calls.stride, *tools) if timer is None else timer.time(laps, *tools)
+        # Before the card cools down, or its clocks do.
+        self.clocks = read_gpu(self.bench.device)
+        if timer is not None:
             good = {name: lap for name, lap in hosts.items() if lap.calls and name not in self.timing.errors}
-            self.host = self.bench.timer.host(good)
+            self.host = timer.host(good)
         self.outcomes.update({variant: outcome_of(reason) for variant, reason in self.timing.errors.items()})
         self.calls_per_sample = calls.stride if self.bench.timer is None else len(calls.lap)
 
@@ -231,6 +239,8 @@ class Comparison:
                 host_us_p20=host.p20 * 1e6 if host else None,
                 host_us_p80=host.p80 * 1e6 if host else None,
                 tiles=self.tiles.get(name),
+                sm_mhz=self.clocks.sm_mhz,
+                memory_mhz=self.clocks.memory_mhz,
             )
         return results
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 
 import la_core
+from la_bench.gpu_state import read_gpu
 from la_bench.version import __version__
+from la_core.conformance.source_hash import source_hash
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,16 @@ class Environment:
     commit, dirty
         Of the git checkout this package lies in; None outside of one.
     triton, cutlass_dsl
-        Versions of the compilers of kernels; None where they are not installed, and in rows from before they were kept.
+        Versions of the compilers of kernels; None where they are not installed, and in rows from before they were kept,
+        as are all that follow.
+    driver, max_sm_mhz, max_memory_mhz
+        Of the GPU; its clocks as they were stand in each row's result.
+    options
+        Of the command line; paths without their folders.
+    variables
+        Environment variables that change what runs, as `NAME=value`.
+    sources
+        SHA-256 of the sources of la-core and la-bench, by package.
     """
 
     utc: str
@@ -50,11 +61,25 @@ class Environment:
     quick: bool
     triton: str | None = None
     cutlass_dsl: str | None = None
+    driver: str | None = None
+    max_sm_mhz: int | None = None
+    max_memory_mhz: int | None = None
+    options: str | None = None
+    variables: str | None = None
+    sources: dict[str, str | None] | None = None
 
 
-def read_environment(device: torch.device, *, seed: int, quick: bool) -> Environment:
+VARIABLES = (
+    *("LA_BACKEND", "LA_CHECK_OFFSETS", "TRITON_INTERPRET", "NVIDIA_TF32_OVERRIDE", "CUDA_LAUNCH_BLOCKING"),
+    *("CUTE_DSL_ARCH", "TRITON_DEFAULT_FP_FUSION", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+"""Those that change what runs, or how fast; folders of caches do not."""
+
+
+def read_environment(device: torch.device, *, seed: int, quick: bool, options: str | None = None) -> Environment:
     """The environment of a run that starts now."""
     commit, dirty = git_state(Path(__file__).parent)
+    state = read_gpu(device)
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
         machine = gpu.name
@@ -80,6 +105,12 @@ def read_environment(device: torch.device, *, seed: int, quick: bool) -> Environ
         quick=quick,
         triton=_version("triton"),
         cutlass_dsl=_version("nvidia-cutlass-dsl"),
+        driver=state.driver,
+        max_sm_mhz=state.max_sm_mhz,
+        max_memory_mhz=state.max_memory_mhz,
+        options=options,
+        variables=" ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ) or None,
+        sources={package: source_hash(package) for package in ("la_core", "la_bench")},
     )
 
 

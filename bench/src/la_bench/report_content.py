@@ -70,20 +70,34 @@ def _summary(rows: Sequence[Row]) -> list[Block]:
         ),
         *(Paragraph(sentence) for sentence in _who_is_best(rows, workloads, ran)),
         *against_others(rows),
+        *judged_only(rows),
         *trouble(rows),
     ]
     blocks += doubts(rows)
-    table = []
+    return [*blocks, _best_by_workload(rows, workloads)]
+
+
+def _best_by_workload(rows: Sequence[Row], workloads: Sequence[str]) -> Table:
+    """The fastest backend, its share of the limits, and its lead over la-ref and the fastest peer."""
+    columns = [
+        "workload",
+        "best backend",
+        "time per call",
+        "share of copy bandwidth",
+        "speed-up vs ref",
+        *GPU_COLUMNS[:2],
+    ]
+    lines = []
     for workload in workloads:
         best = best_of(rows, workload)
         if best is None:
-            table.append((workload, "none", "-", "-", "-"))
-        else:
-            row, result = best
-            cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref))
-            table.append((workload, row.backend.name, *cells))
-    columns = ("workload", "best backend", "time per call", "share of copy bandwidth", "speed-up vs ref")
-    return [*blocks, Table(columns, tuple(table), text_columns=2)]
+            lines.append((workload, "none", *("-",) * (len(columns) - 2)))
+            continue
+        row, result = best
+        floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
+        cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref), floor)
+        lines.append((workload, row.backend.name, *cells, times(result.speedup_vs_peer)))
+    return _without_empty_columns(columns, lines, text_columns=2)
 
 
 def doubts(rows: Sequence[Row]) -> list[Block]:
@@ -116,6 +130,16 @@ def doubts(rows: Sequence[Row]) -> list[Block]:
 def subject_noun(rows: Sequence[Row]) -> str:
     """What rows are about: workloads, or points of a grid."""
     return "point" if rows[0].workload.grid else "workload"
+
+
+def judged_only(rows: Sequence[Row]) -> list[Block]:
+    """A sentence for each backend that was found right without being timed."""
+    blocks: list[Block] = []
+    for name in _names(row.backend.name for row in rows if row.status == "checked"):
+        mine = [row for row in rows if (row.backend.name, row.status) == (name, "checked")]
+        where = listing([row.workload.name for row in mine])
+        blocks.append(Paragraph(f"{name} is right on {where}. It was {mine[0].reason}."))
+    return blocks
 
 
 def trouble(rows: Sequence[Row]) -> list[Block]:
@@ -229,7 +253,7 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
     blocks: list[Block] = [Heading(2, "All results")]
     for workload in _names(row.workload.name for row in rows):
         here = [row for row in rows if row.workload.name == workload]
-        shown = [row for row in here if row.status in ("ok", "failed", "error")]
+        shown = [row for row in here if row.status in ("ok", "checked", "failed", "error")]
         facts = here[0].workload
         blocks.append(Heading(3, workload))
         layers = f"{len(facts.layers_timed)} of {facts.linear_layers} linear layers"
@@ -250,15 +274,16 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
         blocks += [
             Paragraph(f"{STATUS_WORDS[row.status]}: {row.backend.name}: {row.reason}", alarm=True)
             for row in shown
-            if row.status != "ok"
+            if row.status in ("failed", "error")
         ]
     return blocks + notes(rows)
 
 
-def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
     """A table without the columns that only a GPU fills, where they are empty."""
     keep = [n for n, column in enumerate(columns) if column not in GPU_COLUMNS or any(row[n] != "-" for row in cells)]
-    return Table(tuple(columns[n] for n in keep), tuple(tuple(row[n] for n in keep) for row in cells))
+    kept = tuple(tuple(row[n] for n in keep) for row in cells)
+    return Table(tuple(columns[n] for n in keep), kept, text_columns)
 
 
 def notes(rows: Sequence[Row]) -> list[Block]:
@@ -300,16 +325,50 @@ def not_run(rows: Sequence[Row]) -> list[Block]:
 def environment_blocks(rows: Sequence[Row]) -> list[Block]:
     """Where and with what the run happened."""
     facts = [asdict(row.environment) for row in rows]
-    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0]]
-    backends = {row.backend.name: row.backend for row in rows}.values()
-    here = {row.backend.name for row in rows if row.status != "unavailable"}
-    sources = tuple(
-        (b.name, b.distribution or ("-" if b.name in here else "not installed"), b.source_hash or "-") for b in backends
-    )
+    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0] if name != "sources"]
+    for name, values in (
+        ("sm_mhz while timed", [result.sm_mhz for _, result in ok_rows(rows)]),
+        ("memory_mhz while timed", [result.memory_mhz for _, result in ok_rows(rows)]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            table.append((name, span([str(min(known)), str(max(known))])))
     return [
         Heading(2, "Environment"),
         Table(("fact", "value"), tuple(table), text_columns=2),
-        Table(("backend, floor or peer", "distribution or file", "SHA-256 of its sources"), sources, text_columns=3),
+        Table(("source", "distribution or file", "SHA-256 of its sources"), _sources(rows), text_columns=3),
+        *_chosen_tiles(rows),
+    ]
+
+
+def _sources(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
+    """A line for each package, backend, floor and peer."""
+    backends = {row.backend.name: row.backend for row in rows}.values()
+    here = {row.backend.name for row in rows if row.status != "unavailable"}
+    environment = rows[0].environment
+    versions = {"la_core": environment.la_core, "la_bench": environment.la_bench}
+    packages = [
+        (name, f"{name.replace('_', '-')} {versions.get(name, '')}".strip(), value or "-")
+        for name, value in (environment.sources or {}).items()
+    ]
+    others = [
+        (b.name, b.distribution or ("-" if b.name in here else "not installed"), b.source_hash or "-") for b in backends
+    ]
+    return (*packages, *others)
+
+
+def _chosen_tiles(rows: Sequence[Row]) -> list[Block]:
+    """What each variant ran with, and where."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for row, result in ok_rows(rows):
+        if result.tiles is not None:
+            where.setdefault((row.backend.name, result.tiles), []).append(row.workload.name)
+    if not where:
+        return []
+    lines = tuple((name, tiles, listing(names)) for (name, tiles), names in where.items())
+    return [
+        Paragraph("Tiles: chosen by the backend for the largest call, for floors by measuring."),
+        Table(("variant", "tiles", f"{subject_noun(rows)}s"), lines, text_columns=3),
     ]
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from la_bench.grid_plots import grid_plots
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
 from la_bench.report_content import (
     against_others,
     doubts,
     environment_blocks,
     fastest_peer,
+    judged_only,
     not_run,
     notes,
     ours,
     trouble,
 )
-from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, number, percent, times
+from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, number, percent, times
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
@@ -37,9 +39,13 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
             f"layout {facts.state_layout}; full batches, slots in random order.{copy}"
         ),
         *against_others(rows),
+        *judged_only(rows),
         *trouble(rows),
         *doubts(rows),
+        *_best_by_states(rows),
     ]
+    plots = grid_plots(rows)
+    blocks += [Heading(2, "Plots"), *plots] if plots else []
     kind = "Device time" if environment.device == "cuda" else "Time"
     for heads in dict.fromkeys(row.workload.H for row in rows):
         here = [row for row in rows if heads == row.workload.H]
@@ -52,6 +58,9 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
     if host is not None:
         words = "Time that Python is busy with a call, in microseconds, over the points with small calls:"
         blocks += [Heading(2, "Host time"), Paragraph(words), host]
+    if ok_rows(rows):
+        words = "Relative L2 error against float64 in the worst (row, head), over the points:"
+        blocks += [Heading(2, "Accuracy"), Paragraph(words), accuracy_table(rows)]
     return [
         *blocks,
         *notes(rows),
@@ -60,6 +69,32 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         Heading(2, "How to read this report"),
         Bullets(HOW_TO_READ_GRID),
     ]
+
+
+def points_by_states(rows: Sequence[Row]) -> list[list[Row]]:
+    """For each number of states in a call, heads x rows, the rows of the point with the fewest heads."""
+    points: dict[int, list[Row]] = {}
+    for here in sorted(_by_batch(rows), key=lambda here: here[0].workload.H):
+        points.setdefault(here[0].workload.H * _batch(here), here)
+    return [here for _, here in sorted(points.items())]
+
+
+def _best_by_states(rows: Sequence[Row]) -> list[Block]:
+    """The fastest backend, its share of both limits and its lead over the fastest peer, by states in a call."""
+    lines = []
+    for here in points_by_states(rows):
+        best = min(ours(here), key=lambda pair: pair[1].time_us, default=None)
+        point = (str(here[0].workload.H), str(_batch(here)))
+        if best is None:
+            lines.append((*point, "none", "-", "-", "-", "-"))
+            continue
+        row, result = best
+        floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
+        cells = (number(result.time_us), percent(result.share_of_copy), floor, times(result.speedup_vs_peer))
+        lines.append((*point, row.backend.name, *cells))
+    columns = ("H", "B", "best backend", "time in us", "share of copy bandwidth", "share of floor", "vs best peer")
+    words = "The fastest backend by states in a call, each number of states at the fewest heads that have it:"
+    return [Paragraph(words), Table(columns, tuple(lines), text_columns=3)]
 
 
 def time_table(rows: Sequence[Row]) -> Table:
@@ -107,6 +142,19 @@ def host_table(rows: Sequence[Row]) -> Table | None:
         if host:
             lines.append((name, number(spread(host).median), f"{number(min(host))} to {number(max(host))}"))
     return Table(("variant", "median", "least to most"), tuple(lines)) if lines else None
+
+
+def accuracy_table(rows: Sequence[Row]) -> Table:
+    """Median and largest error of output and state over the points, for each variant with a result."""
+    lines = []
+    for name in dict.fromkeys(row.backend.name for row, _ in ok_rows(rows)):
+        results = [result for row, result in ok_rows(rows) if row.backend.name == name]
+        cells: list[str] = []
+        for errors in ([r.out_error for r in results], [r.state_error for r in results]):
+            known = [one for one in errors if one is not None]
+            cells += [error(spread(known).median), error(max(known))] if known else ["-", "-"]
+        lines.append((name, *cells))
+    return Table(("variant", "out, median", "out, most", "state, median", "state, most"), tuple(lines))
 
 
 def _tried(rows: Sequence[Row]) -> list[str]:

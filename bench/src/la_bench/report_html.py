@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from itertools import takewhile
 
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
 
@@ -25,8 +26,9 @@ p, ul { max-width: 46rem; margin: .5rem 0; }
 h3 + p { color: var(--soft); font-size: .875rem; }
 .alarm { color: var(--alarm); font-weight: 600; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1.5rem; }
+.even { grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
 figure { margin: .5rem 0; }
-figure svg { display: block; width: 100%; height: auto; max-width: 36rem; }
+figure svg { display: block; width: 100%; height: auto; max-width: 40rem; }
 figcaption { color: var(--soft); font-size: .875rem; max-width: 36rem; }
 .table { overflow-x: auto; margin: .75rem 0; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
@@ -53,7 +55,9 @@ def to_html(blocks: Sequence[Block]) -> str:
     for number, block in enumerate(blocks):
         is_plot = isinstance(block, Plot)
         if is_plot and not (number and isinstance(blocks[number - 1], Plot)):
-            parts.append('<div class="plots">')
+            # An even number fills two columns; three columns of an odd one leave less empty.
+            together = len(list(takewhile(lambda block: isinstance(block, Plot), blocks[number:])))
+            parts.append(f'<div class="plots{"" if together % 2 else " even"}">')
         parts.append(_html(block))
         if is_plot and not (number + 1 < len(blocks) and isinstance(blocks[number + 1], Plot)):
             parts.append("</div>")
@@ -105,7 +109,9 @@ def _table(table: Table) -> str:
         for n, value in enumerate(values):
             words = n < table.text_columns
             kind = ("words long" if len(value) > LONG_CELL else "words") if words else ""
-            parts.append(f"<{tag}{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{escape(value)}</{tag}>")
+            # "in-place floor+overlap" may wrap where it is a head: columns are as wide as their numbers then.
+            text = escape(value).replace("+", "+<wbr>") if tag == "th" else escape(value)
+            parts.append(f"<{tag}{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{text}</{tag}>")
         return "<tr>" + "".join(parts) + "</tr>"
 
     body = "\n".join(cells("td", row) for row in table.rows)

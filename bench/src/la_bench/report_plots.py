@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -22,8 +23,8 @@ MORE_COLOURS = (
 WIDTH_INCHES = 4.2
 """Narrow, so that letters stay readable on a phone; a wide page scales the plot up."""
 
-# Stand-ins that no plot uses otherwise, replaced by what a page can set.
-_TEXT, _GRID = "#010203", "#040506"
+TEXT, GRID = "#010203", "#040506"
+"""Stand-ins that no plot uses otherwise, replaced by what a page can set."""
 
 
 def share_plot(rows: Sequence[Row]) -> str:
@@ -35,7 +36,7 @@ def share_plot(rows: Sequence[Row]) -> str:
     figure, axes = _chart(rows, draw)
     axes.set_xlim(left=0, right=max(100.0, axes.get_xlim()[1]))
     axes.set_xlabel("share of copy bandwidth (%)")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def time_plot(rows: Sequence[Row]) -> str:
@@ -45,14 +46,14 @@ def time_plot(rows: Sequence[Row]) -> str:
         axes.plot([result.time_us_p20, result.time_us_p80], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
         axes.plot([result.time_us], [y], "o", color=colour, markersize=4)
         floor = result.copy_floor_us
-        axes.plot([floor, floor], [y - height / 2, y + height / 2], color=_TEXT, linewidth=1.5)
+        axes.plot([floor, floor], [y - height / 2, y + height / 2], color=TEXT, linewidth=1.5)
 
     figure, axes = _chart(rows, draw)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda us, _: f"{us / 1e3:g} ms" if us >= 1e3 else f"{us:g} us")
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("time per call")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def accuracy_plot(rows: Sequence[Row]) -> str:
@@ -67,7 +68,7 @@ def accuracy_plot(rows: Sequence[Row]) -> str:
     figure, axes = _chart(rows, draw)
     axes.set_xscale("log")
     axes.set_xlabel("relative L2 error (dot: output, diamond: state)")
-    return _svg(figure)
+    return to_svg(figure)
 
 
 def backend_colours(rows: Sequence[Row]) -> dict[str, str]:
@@ -102,9 +103,7 @@ def _chart(rows: Sequence[Row], draw: _Draw) -> tuple[Figure, Axes]:
         labels.append(workload.split("/")[-1])
         y += 1.25
     inches = 0.75 + y * (0.13 + 0.11 * len(colours))
-    with matplotlib.rc_context({"font.size": 8, "text.color": _TEXT, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(WIDTH_INCHES, inches), layout="constrained")
-        axes = figure.add_subplot()
+    with new_plot(inches) as (figure, axes):
         for row, result in timed:
             n = list(colours).index(row.backend.name)
             place = ticks[workloads.index(row.workload.name)] + (n + 0.5) * lane - 0.5
@@ -114,23 +113,33 @@ def _chart(rows: Sequence[Row], draw: _Draw) -> tuple[Figure, Axes]:
                           textcoords="offset points", va="center", weight="bold")  # fmt: skip
         axes.set_ylim(y - 0.5, -0.6)
         axes.set_yticks(ticks, labels)
-        axes.tick_params(which="both", colors=_TEXT, length=0)
-        axes.xaxis.label.set_color(_TEXT)
-        axes.grid(axis="x", color=_GRID, linewidth=0.7)
-        axes.set_axisbelow(True)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes.grid(axis="x", color=GRID, linewidth=0.7)
         handles = [axes.plot([], [], "s", color=colour)[0] for colour in colours.values()]
         figure.legend(handles, list(colours), loc="outside upper left", ncols=4, frameon=False)
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+@contextmanager
+def new_plot(inches: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure that is `inches` high, with one pair of axes in the look of all plots; drawn to inside."""
+    with matplotlib.rc_context({"font.size": 8, "text.color": TEXT, "font.family": "sans-serif"}):
+        figure = Figure(figsize=(WIDTH_INCHES, inches), layout="constrained")
+        axes = figure.add_subplot()
+        axes.tick_params(which="both", colors=TEXT, length=0)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_color(TEXT)
+        axes.set_axisbelow(True)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        yield figure, axes
+
+
+def to_svg(figure: Figure) -> str:
     """The figure as an `<svg>` element that depends on nothing but what was drawn."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "la-bench", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_TEXT, "currentColor").replace(_GRID, "var(--grid)")
+    svg = svg[svg.index("<svg") :].replace(TEXT, "currentColor").replace(GRID, "var(--grid)")
     # Without fixed sizes it takes the width of the page.
     return re.sub(r'<svg ([^>]*?)\b(width|height)="[^"]*" ', r"<svg \1", re.sub(r"\n\s*", "\n", svg)).strip()

@@ -8,6 +8,7 @@ from la_bench.rows import Row
 
 STATUS_WORDS = {
     "ok": "ok",
+    "checked": "right, not timed",
     "failed": "FAILED",
     "refused": "refused",
     "unavailable": "unavailable",
@@ -105,7 +106,8 @@ HOW_TO_READ = (
     ),
     (
         "Two reports",
-        "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine.",
+        "compare medians only if their intervals from p20 to p80 are apart, and only on the same machine: "
+        "la-bench diff does so, row by row.",
     ),
 )
 
@@ -129,7 +131,7 @@ GRID_TERMS = {
 HOW_TO_READ_GRID = tuple(
     (term, GRID_TERMS.get(term, text))
     for term, text in (*HOW_TO_READ[1:4], ("Copy floor", ""), *HOW_TO_READ[7:])
-    if term not in ("Errors", "Extra memory")
+    if term != "Extra memory"
 )
 """Explanations of the report of a grid."""
 
@@ -185,7 +187,12 @@ def full_cells(row: Row) -> tuple[str, ...]:
     """Cells of `FULL_COLUMNS`; the status stands where the time would be if there is none."""
     result = row.result
     if result is None:
-        return (row.backend.name, STATUS_WORDS[row.status], *("-",) * (len(FULL_COLUMNS) - 2))
+        cells = dict.fromkeys(FULL_COLUMNS, "-")
+        if row.accuracy is not None:
+            cells["error of out"], cells["error of state"] = map(
+                error, (row.accuracy.out_error, row.accuracy.state_error)
+            )
+        return (row.backend.name, STATUS_WORDS[row.status], *list(cells.values())[2:])
     return (
         row.backend.name,
         time(result.time_us),

@@ -12,9 +12,10 @@ from la_bench.environment import Environment
 SCHEMA = 2
 """Raised when a field changes its meaning or goes away."""
 
-Status = Literal["ok", "failed", "refused", "unavailable", "error", "interrupted"]
-"""`ok`: right and timed. `failed`: the gate found it wrong. `refused`: the backend will not run this legal call.
-`unavailable`: not installed or not loadable. `error`: it raised. `interrupted`: Ctrl-C came first."""
+Status = Literal["ok", "checked", "failed", "refused", "unavailable", "error", "interrupted"]
+"""`ok`: right and timed. `checked`: right, and not timed, since it ran under an interpreter. `failed`: the gate found
+it wrong. `refused`: the backend will not run this legal call. `unavailable`: not installed or not loadable. `error`: it
+raised. `interrupted`: Ctrl-C came first."""
 
 
 Kind = Literal["backend", "floor", "peer"]
@@ -91,7 +92,9 @@ class Result:
     host_us, host_us_p20, host_us_p80
         Time that Python is busy with a call; None on a CPU, where it is part of the call, and where it was not taken.
     tiles
-        What was chosen by measuring first; None if nothing was.
+        What the largest call ran with; None where nobody can tell.
+    sm_mhz, memory_mhz
+        Clocks of the GPU directly after the samples; None on a CPU, where the card does not say, and in older rows.
     """
 
     time_us: float
@@ -114,11 +117,24 @@ class Result:
     host_us_p20: float | None
     host_us_p80: float | None
     tiles: str | None
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Errors of what was judged and not timed, as in :class:`Result`."""
+
+    out_error: float | None
+    state_error: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """A backend on a workload. `result` is there exactly if `status` is `ok`, `reason` exactly if it is not."""
+    """A backend on a workload.
+
+    `result` is there exactly if `status` is `ok`, `reason` exactly if it is not, `accuracy` exactly if it is `checked`.
+    """
 
     schema: int
     workload: WorkloadFacts
@@ -128,6 +144,7 @@ class Row:
     result: Result | None
     auto_choice: str
     environment: Environment
+    accuracy: Accuracy | None = None
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:
@@ -146,16 +163,23 @@ def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:
 
 
 def _to_dict(row: Row) -> dict[str, Any]:
-    """All fields, but for those of the environment that came later and are not known: old rows stay as they were."""
-    data = asdict(row)
-    later = [field.name for field in fields(Environment) if field.default is None]
-    data["environment"] = {k: v for k, v in data["environment"].items() if v is not None or k not in later}
+    """All fields, but for those that came later and are not known: old rows stay as they were."""
+    data = _without_later(row, asdict(row))
+    data["environment"] = _without_later(row.environment, data["environment"])
+    if row.result is not None:
+        data["result"] = _without_later(row.result, data["result"])
     return data
 
 
-def _from_dict(data: dict[str, Any]) -> Row:
-    if data.get("schema") != SCHEMA:
-        raise ValueError(f"row schema must be {SCHEMA}, got {data.get('schema')!r}")
+def _without_later(holder: Row | Environment | Result, data: dict[str, Any]) -> dict[str, Any]:
+    later = [field.name for field in fields(holder) if field.default is None]
+    return {name: value for name, value in data.items() if value is not None or name not in later}
+
+
+def _from_dict(data: Any) -> Row:
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"row schema must be {SCHEMA}, got {schema!r}")
     return Row(
         **{
             **data,
@@ -163,5 +187,6 @@ def _from_dict(data: dict[str, Any]) -> Row:
             "backend": BackendFacts(**data["backend"]),
             "result": None if data["result"] is None else Result(**data["result"]),
             "environment": Environment(**data["environment"]),
+            "accuracy": Accuracy(**data["accuracy"]) if "accuracy" in data else None,
         }
     )

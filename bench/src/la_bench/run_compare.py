@@ -16,6 +16,11 @@ from la_bench.timing import CopyProbe, Effort, Tick
 from la_bench.variants import Variant
 from la_bench.workloads import Workload
 
+Keep = Callable[[Sequence[Row]], None]
+"""Given finished rows, to put them where they are safe."""
+
+INTERRUPTED = "stopped by Ctrl-C before it was finished"
+
 
 class WorkloadSubject(Subject):
     """A named workload on a device."""
@@ -62,10 +67,12 @@ def run_compare(
     *,
     say: Say = lambda workload, doing: None,
     tick: Tick = lambda done: None,
+    keep: Keep = lambda rows: None,
 ) -> list[Row]:
     """A row for every variant on every workload, in that order; see :func:`compare_subjects`."""
     subjects = [WorkloadSubject(workload, device, environment.seed) for workload in workloads]
-    return compare_subjects(subjects, variants, device, environment, effort, [1.0] * len(subjects), say=say, tick=tick)
+    costs = [1.0] * len(subjects)
+    return compare_subjects(subjects, variants, device, environment, effort, costs, say=say, tick=tick, keep=keep)
 
 
 def compare_subjects(
@@ -78,8 +85,11 @@ def compare_subjects(
     *,
     say: Say,
     tick: Tick,
+    keep: Keep,
 ) -> list[Row]:
     """A row for every variant on every subject, in that order; `costs` are the subjects' shares of the time.
+
+    `keep` gets the rows of each subject as soon as it is finished.
 
     Ctrl-C ends the run early: finished subjects keep their rows, the others get rows that say so.
     """
@@ -88,12 +98,26 @@ def compare_subjects(
         timer = GraphTimer() if device.type == "cuda" else None
         bench = Bench(variants, device, environment, CopyProbe(device), effort, timer)
         for number, subject in enumerate(subjects):
-            rows += Comparison(subject, bench).rows(say, _share_of(tick, costs, number))
+            finished = Comparison(subject, bench).rows(say, _share_of(tick, costs, number))
+            rows += finished
+            keep(finished)
     except KeyboardInterrupt:
-        for subject in subjects[len(rows) // len(variants) :]:
-            facts, choice = subject.facts(), auto_choice(subject)
-            reason = "stopped by Ctrl-C before it was finished"
-            rows += [Row(SCHEMA, facts, v.facts, "interrupted", reason, None, choice, environment) for v in variants]
+        stopped = [
+            Row(
+                SCHEMA,
+                subject.facts(),
+                variant.facts,
+                "interrupted",
+                INTERRUPTED,
+                None,
+                auto_choice(subject),
+                environment,
+            )
+            for subject in subjects[len(rows) // len(variants) :]
+            for variant in variants
+        ]
+        rows += stopped
+        keep(stopped)
     return rows
 
 

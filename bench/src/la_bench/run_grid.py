@@ -11,7 +11,7 @@ from la_bench.comparison import Say, Subject, SubjectCalls
 from la_bench.environment import Environment
 from la_bench.grid import HOST_BYTES, SIZE, GridPoint, estimate_seconds
 from la_bench.rows import Row, WorkloadFacts
-from la_bench.run_compare import compare_subjects, short
+from la_bench.run_compare import Keep, compare_subjects, short
 from la_bench.tensors import DecodeCall
 from la_bench.timing import Effort, Tick
 from la_bench.variants import Variant
@@ -176,13 +176,14 @@ def run_grid(
     *,
     say: Say = lambda point, doing: None,
     tick: Tick = lambda done: None,
+    keep: Keep = lambda rows: None,
 ) -> list[Row]:
     """A row for every variant at every point; see :func:`la_bench.run_compare.compare_subjects`."""
     tensors = GridTensors(points, device, environment.seed)
     names = [variant.name for variant in variants]
     costs = [estimate_seconds(point, names, effort) for point in points]
     subjects = [GridSubject(point, tensors) for point in points]
-    return compare_subjects(subjects, variants, device, environment, effort, costs, say=say, tick=tick)
+    return compare_subjects(subjects, variants, device, environment, effort, costs, say=say, tick=tick, keep=keep)
 
 
 def _changed(first: torch.Tensor, second: torch.Tensor, heads: int) -> torch.Tensor:

@@ -66,7 +66,12 @@ class Effort:
         return max(self.min_rounds, min(self.max_rounds, fit))
 
 
-FULL = Effort(seconds=3.0, min_rounds=7, max_rounds=60)
+FULL = {
+    "cpu": Effort(seconds=2.0, min_rounds=7, max_rounds=60),
+    "cuda": Effort(seconds=3.0, min_rounds=7, max_rounds=60),
+}
+"""On a CPU there are fewer variants, and a run of all workloads must stay under two minutes on a busy small machine."""
+
 QUICK = Effort(seconds=0.5, min_rounds=5, max_rounds=20)
 
 

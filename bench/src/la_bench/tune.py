@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from la_bench.rows import BackendFacts
 from la_bench.run_compare import short
 from la_bench.run_grid import GridSubject, GridTensors
 from la_bench.tensors import DecodeCall
+from la_bench.tile_words import plain_tiles, show_tiles
 from la_bench.timing import Bound, Effort, Lap, Spread, Tick, Timing, spread
 from la_bench.variants import Variant
 from la_core import DecodeProblem
@@ -235,7 +236,7 @@ def tune_json_lines(tuned: Sequence[TunedPoint], backend: BackendFacts, environm
                 "state_dtype": short(one.point.state_dtype),
                 "layout": one.point.layout,
                 "overlap": one.overlap,
-                "tiles": _plain(tile.tiles),
+                "tiles": plain_tiles(tile.tiles),
                 "time_us": tile.time_us.median if tile.time_us else None,
                 "time_us_p20": tile.time_us.p20 if tile.time_us else None,
                 "time_us_p80": tile.time_us.p80 if tile.time_us else None,
@@ -245,13 +246,3 @@ def tune_json_lines(tuned: Sequence[TunedPoint], backend: BackendFacts, environm
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
-
-
-def show_tiles(tiles: Hashable) -> str:
-    """Tiles as values with their names."""
-    plain = _plain(tiles)
-    return " ".join(f"{name}={value}" for name, value in plain.items()) if isinstance(plain, dict) else str(plain)
-
-
-def _plain(tiles: Hashable) -> object:
-    return asdict(tiles) if is_dataclass(tiles) and not isinstance(tiles, type) else str(tiles)

@@ -17,9 +17,10 @@ from la_bench.peers import load_peer
 from la_bench.peers.peer import Peer, PeerRefusal, PeerUnavailable, as_slots
 from la_bench.rows import BackendFacts
 from la_bench.tensors import DecodeCall
+from la_bench.tile_words import chosen_tiles
 from la_bench.timing import Bound, Lap
 from la_bench.version import __version__
-from la_core import BackendUnavailable, DecodeProblem, decode, list_backends, use_overlap
+from la_core import BackendUnavailable, DecodeProblem, decode, decode_problem, list_backends, use_overlap
 from la_core.backends.discover_backends import KNOWN_NAMES, installed_names, load_backend
 from la_core.conformance.source_hash import source_hash
 from la_core.spec.decode_problem import StateLayout
@@ -46,9 +47,12 @@ class Variant(ABC):
     ----------
     facts
         Its name, kind and origin, as rows hold them.
+    untimed
+        Why it is judged and not timed; None if it is timed.
     """
 
     facts: BackendFacts
+    untimed: str | None = None
 
     @property
     def name(self) -> str:
@@ -63,9 +67,17 @@ class Variant(ABC):
         """Raise why the variant cannot make a call; `padded` says whether some offsets are negative."""
         return
 
-    def prepare(self, calls: Sequence[DecodeCall], timer: GraphTimer) -> str | None:
-        """Choose what has to be measured first, on a GPU; returns it in words."""
+    def prepare(self, calls: Sequence[DecodeCall], timer: GraphTimer) -> None:
+        """Choose what has to be measured first, on a GPU."""
+        return
+
+    def tiles(self, call: DecodeCall) -> str | None:
+        """The tiles that a call runs with, in words; None if nobody can tell."""
         return None
+
+    def close(self) -> None:
+        """Give back what it holds; it can still be asked again."""
+        return
 
     def inside(self) -> AbstractContextManager[None]:
         """The context that calls run in."""
@@ -97,6 +109,12 @@ class BackendVariant(Variant):
         tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales)
         return partial(decode, *tensors, out=call.out, backend=self.backend)
 
+    def tiles(self, call: DecodeCall) -> str | None:
+        """What the backend's `choose_decode_tiles` says, if it has one."""
+        problem = decode_problem(call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales, call.out)
+        package = type(load_backend(self.backend)).__module__.partition(".")[0]
+        return chosen_tiles(package, replace(problem, overlap=self.facts.overlap))
+
     def run(self, call: DecodeCall) -> torch.Tensor:
         """See :class:`Variant`."""
         with self.inside():
@@ -123,7 +141,7 @@ class FloorVariant(Variant):
         if reason:
             raise PeerRefusal(f"the in-place floor {reason}")
 
-    def prepare(self, calls: Sequence[DecodeCall], timer: GraphTimer) -> str | None:
+    def prepare(self, calls: Sequence[DecodeCall], timer: GraphTimer) -> None:
         """Measure all tiles and keep the best."""
         bound = {tiles: [self._bind(call, tiles) for call in calls] for tiles in self._floor.TILES}
         laps = {str(tiles): Lap(lap, 1) for tiles, lap in bound.items()}
@@ -132,7 +150,10 @@ class FloorVariant(Variant):
             raise RuntimeError("no tile of the in-place floor could be run")
         best = min(medians, key=lambda name: medians[name])
         self._tiles = next(tiles for tiles in bound if str(tiles) == best)
-        return best
+
+    def tiles(self, call: DecodeCall) -> str | None:
+        """The best that were measured."""
+        return str(self._tiles)
 
     def bind(self, call: DecodeCall) -> Bound:
         """See :class:`Variant`."""
@@ -212,11 +233,17 @@ def _run_without_pool(peer: Peer, call: DecodeCall) -> torch.Tensor:
 
 
 def backend_variants(backends: Sequence[str], arch: tuple[int, int] | None) -> list[Variant]:
-    """Each backend, and with overlap where the device can and the backend is not the baseline, which has none."""
+    """Each backend, and with overlap where the device can and the backend is not the baseline, which has none.
+
+    Without a GPU (`arch` None) those that have an interpreter are judged under it.
+    """
+    from la_bench.interpreter import INTERPRETERS, InterpretedVariant
+
     variants: list[Variant] = []
     for name in backends:
-        variants.append(BackendVariant(name))
-        loaded = variants[-1].facts.source_hash is not None
+        loaded = backend_facts(name).source_hash is not None
+        interpreted = arch is None and loaded and name in INTERPRETERS
+        variants.append(InterpretedVariant(name) if interpreted else BackendVariant(name))
         if arch is not None and arch >= OVERLAP_ARCH and name != BASELINE and loaded:
             variants.append(BackendVariant(name, overlap=True))
     return variants

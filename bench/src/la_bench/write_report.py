@@ -41,8 +41,10 @@ def check_folder(folder: Path) -> None:
         raise _unusable(folder, reason) from reason
 
 
-def write_report(rows: Sequence[Row], folder: Path) -> list[Path]:
+def write_report(rows: Sequence[Row], folder: Path, *, rows_are_there: bool = False) -> list[Path]:
     """Write all files of a report and return their paths. The rows come first: they are what cannot be made again.
+
+    With `rows_are_there` their file is complete already and left alone.
 
     Raises
     ------
@@ -52,7 +54,8 @@ def write_report(rows: Sequence[Row], folder: Path) -> list[Path]:
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ROWS, to_json_lines(rows))
+        if not rows_are_there:
+            _write(folder / ROWS, to_json_lines(rows))
         for name, content in render_report(rows).items():
             if name != ROWS:
                 _write(folder / name, content)
@@ -93,7 +96,17 @@ def write_file(file: Path, content: str) -> None:
 
 
 def _write(file: Path, content: str) -> None:
-    file.write_text(content, encoding="utf-8", newline="\n")
+    """Write a file whole or not at all: a disk that is full must not cost what was there before."""
+    if file.exists() and not file.is_file():
+        # A device or a pipe cannot be replaced.
+        file.write_text(content, encoding="utf-8", newline="\n")
+        return
+    new = file.with_name(file.name + ".new")
+    try:
+        new.write_text(content, encoding="utf-8", newline="\n")
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _unusable(path: Path, reason: OSError, kind: str = "folder") -> UsageError:

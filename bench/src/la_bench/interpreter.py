@@ -1,0 +1,144 @@
+"""A backend for GPUs judged on a CPU: its calls are made under its interpreter, in a Python process of their own.
+
+Triton decides at import whether it interprets, so it cannot be switched on in a process that runs already. The call's
+tensors go to the other process with all of their memory, gaps included, and come back: what judges a call sees every
+byte that the backend wrote. The time of an interpreted call says nothing and is never taken.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import IO, Any
+
+import torch
+
+from la_bench.peers.peer import PeerRefusal
+from la_bench.tensors import DecodeCall
+from la_bench.variants import BackendVariant
+from la_core import DecodeProblem, UnsupportedByBackend, decode
+
+INTERPRETERS = {"triton": ("Triton's interpreter", {"TRITON_INTERPRET": "1"})}
+"""By backend: its interpreter, and what must be set before Python starts."""
+
+MOST_STATES = 256
+"""Heads x rows of a call that is judged: a light load, and one or two seconds."""
+
+
+class Interpreter:
+    """The other process; it starts with the first call."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, call: DecodeCall) -> None:
+        """Make the call there, and write what it left in memory to the call's own pool and output."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "la_bench.interpreter", self.backend],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **INTERPRETERS[self.backend][1]},
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales, call.out)
+        try:
+            _send(process.stdin, tensors)
+            reply = _receive(process.stdout)
+        except OSError:
+            reply = None
+        if reply is None:
+            self.close()
+            raise RuntimeError(f"the process that interprets {self.backend} ended, with status {process.returncode}")
+        if "refused" in reply:
+            raise UnsupportedByBackend(reply["refused"])
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        for mine, theirs in ((call.s, reply["s"]), (call.out, reply["out"])):
+            _bytes(mine).copy_(_bytes(theirs))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+class InterpretedVariant(BackendVariant):
+    """A backend that is judged under its interpreter, and not timed."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__(backend)
+        self.untimed = f"judged under {INTERPRETERS[backend][0]}, whose time says nothing: not timed"
+        self._interpreter = Interpreter(backend)
+
+    def check(self, problem: DecodeProblem, *, padded: bool) -> None:
+        """See :class:`la_bench.variants.Variant`."""
+        states = problem.B * problem.H
+        if states > MOST_STATES:
+            raise PeerRefusal(
+                f"{self.name} is judged under {INTERPRETERS[self.backend][0]} here, which is slow: with at most "
+                f"{MOST_STATES} states in a call, got {states}"
+            )
+
+    def run(self, call: DecodeCall) -> torch.Tensor:
+        """See :class:`la_bench.variants.Variant`."""
+        self._interpreter.run(call)
+        return call.out
+
+    def close(self) -> None:
+        """See :class:`la_bench.variants.Variant`."""
+        self._interpreter.close()
+
+
+def serve(backend: str, source: IO[bytes], target: IO[bytes]) -> None:
+    """Make the calls that come in until there are no more."""
+    while (tensors := _receive(source)) is not None:
+        *arguments, out = tensors
+        try:
+            decode(*arguments, out=out, backend=backend)
+        except UnsupportedByBackend as reason:
+            _send(target, {"refused": str(reason)})
+        except Exception as reason:
+            _send(target, {"error": f"{type(reason).__name__}: {reason}"})
+        else:
+            _send(target, {"s": arguments[3], "out": out})
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory that the tensor is a view of."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def _send(target: IO[bytes], message: object) -> None:
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    content = buffer.getbuffer()
+    target.write(len(content).to_bytes(8, "little"))
+    target.write(content)
+    target.flush()
+
+
+def _receive(source: IO[bytes]) -> Any:
+    """The next message; None at the end."""
+    size = source.read(8)
+    if len(size) < 8:
+        return None
+    content = source.read(int.from_bytes(size, "little"))
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def main() -> None:
+    """The other process: messages on stdin and stdout, and whatever a backend prints on stderr."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as target:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.argv[1], sys.stdin.buffer, target)
+
+
+if __name__ == "__main__":
+    main()

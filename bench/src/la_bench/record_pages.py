@@ -1,0 +1,217 @@
+"""Pages made from records alone: what is known about each card, and the README's table.
+
+Of every backend the newest run of a grid counts, by the time that its rows name; a full run counts before quick ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from la_bench.compare_runs import read_rows
+from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
+from la_bench.report_content import against_others, notes, ours
+from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
+from la_bench.report_text import count, listing, number, times
+from la_bench.rows import Result, Row, ok_rows
+from la_core.backends.discover_backends import KNOWN_NAMES
+
+GRIDS = "grid*.jsonl"
+SUITES = "suite*.json"
+WRITTEN_BY = "<!-- Written by docs/generate.py from bench/records. Do not edit: run `python docs/generate.py`. -->"
+README_DTYPE, README_LAYOUT = "float32", "vk"
+"""The states that the README's table is about."""
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """A file of rows of a grid, and the backends of which none is newer."""
+
+    file: str
+    rows: tuple[Row, ...]
+    newest_of: tuple[str, ...]
+
+    @property
+    def states(self) -> tuple[str, str]:
+        """Dtype and layout of the states."""
+        facts = self.rows[0].workload
+        return facts.state_dtype, facts.state_layout
+
+    @property
+    def machine(self) -> str:
+        """The card's name."""
+        return self.rows[0].environment.machine
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """The newest outcome of the shared suite on one backend and type of device."""
+
+    target: str
+    file: str
+    counts: dict[str, int]
+    when: str
+    torch: str
+
+
+def cards(folder: Path) -> list[str]:
+    """Names of the folders of cards."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def newest_grids(folder: Path, card: str) -> list[GridRun]:
+    """The runs of which some backend has none that is newer; by states, the newest first."""
+    runs = [
+        GridRun(path.relative_to(folder).as_posix(), tuple(rows), ())
+        for path in sorted((folder / card).glob(f"*/{GRIDS}"))
+        if (rows := read_rows(path))[0].workload.grid
+    ]
+    newest: dict[tuple[str, tuple[str, str]], GridRun] = {}
+    for run in sorted(runs, key=_age):
+        for backend in _backends(run.rows):
+            newest[backend, run.states] = run
+    chosen = []
+    for run in sorted(runs, key=_age, reverse=True):
+        mine = tuple(name for (name, _), best in newest.items() if best is run)
+        if mine:
+            chosen.append(GridRun(run.file, run.rows, tuple(sorted(mine, key=_preference))))
+    first = (README_DTYPE, README_LAYOUT)
+    return sorted(chosen, key=lambda run: (run.states != first, run.states))
+
+
+def newest_suites(folder: Path, card: str) -> list[SuiteRun]:
+    """The newest outcome of every backend and type of device."""
+    newest: dict[str, SuiteRun] = {}
+    for path in sorted((folder / card).glob(f"*/{SUITES}")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        when, torch = data["environment"]["date"], data["environment"]["torch"]
+        for target, outcomes in data["outcomes"].items():
+            counts = {outcome: len(tests) for outcome, tests in outcomes.items()}
+            run = SuiteRun(target, path.relative_to(folder).as_posix(), counts, when, torch)
+            if target not in newest or newest[target].when < when:
+                newest[target] = run
+    return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target))
+
+
+def card_page(folder: Path, card: str) -> str:
+    """The page of one card, as Markdown; the same records give the same bytes."""
+    runs, suites = newest_grids(folder, card), newest_suites(folder, card)
+    blocks: list[Block] = [Heading(1, runs[0].machine if runs else card)]
+    if suites:
+        blocks += [Heading(2, "The shared suite"), Paragraph("The newest outcome of each backend."), _suites(suites)]
+    for run in runs:
+        blocks += _grid_section(run)
+    head, rest = to_markdown(blocks).split("\n", 1)
+    return f"{head}\n\n{WRITTEN_BY}\n{rest}"
+
+
+def readme_table(folder: Path) -> str:
+    """What the README says about speed, for every card and the states of `README_DTYPE` and `README_LAYOUT`."""
+    blocks: list[Block] = []
+    for card in cards(folder):
+        for run in newest_grids(folder, card):
+            if run.states == (README_DTYPE, README_LAYOUT):
+                blocks += [Paragraph(f"{_about(run)} From {run.file}."), speed_table(run.rows)]
+    return to_markdown(blocks).strip()
+
+
+def speed_table(rows: Sequence[Row]) -> Table:
+    """One line for each number of states in a call, at the fewest heads that have it.
+
+    Times of our backends, the best public kernel and the floors, and how many times faster than that kernel the
+    fastest of ours is, without and with overlap.
+    """
+    names = sorted(dict.fromkeys(row.backend.name for row, _ in ours(rows)), key=_preference)
+    floors = list(dict.fromkeys(row.backend.name for row, _ in ok_rows(rows) if row.backend.kind == "floor"))
+    lines = []
+    for here in points_by_states(rows):
+        timed = {row.backend.name: (row, result) for row, result in ok_rows(here)}
+        point = (str(here[0].workload.H), str(here[0].workload.padded_rows[0]))
+        lines.append((*point, *_speeds(timed, names, floors)))
+    columns = ("H", "B", *names, "best public kernel", *floors, "vs public", "with overlap")
+    return Table(columns, tuple(lines), text_columns=0)
+
+
+def _speeds(timed: dict[str, tuple[Row, Result]], names: Sequence[str], floors: Sequence[str]) -> list[str]:
+    def cell(name: str) -> str:
+        return number(timed[name][1].time_us) if name in timed else "-"
+
+    peers = [(result.time_us, name) for name, (row, result) in timed.items() if row.backend.kind == "peer"]
+    peer = min(peers, default=None)
+    ratios = []
+    for overlap in (False, True):
+        mine = [
+            result.time_us
+            for row, result in timed.values()
+            if (row.backend.kind, row.backend.overlap) == ("backend", overlap)
+        ]
+        ratios.append(times(peer[0] / min(mine)) if peer and mine else "-")
+    public = f"{number(peer[0])} ({peer[1]})" if peer else "-"
+    return [*map(cell, names), public, *map(cell, floors), *ratios]
+
+
+def _grid_section(run: GridRun) -> list[Block]:
+    rows = run.rows
+    dtype, layout = run.states
+    versions = listing([f"{name} {value}" for name, value in _versions(rows[0]) if value])
+    blocks: list[Block] = [
+        Heading(2, f"Decode, {dtype} states, {layout}: {listing(run.newest_of)}"),
+        Paragraph(f"{_about(run)} {versions}. From {run.file}, the newest run of {listing(run.newest_of)}."),
+        *against_others(rows),
+    ]
+    for heads in dict.fromkeys(row.workload.H for row in rows):
+        here = [row for row in rows if heads == row.workload.H]
+        blocks += [Heading(3, f"H = {heads}, {dtype} states, {layout}, {run.newest_of[0]}"), time_table(here)]
+        ratios = ratio_table(here)
+        if ratios is not None:
+            blocks += [Paragraph("How many times faster than the fastest peer, and share of the floor:"), ratios]
+    host = host_table(rows)
+    if host is not None:
+        blocks += [Paragraph("Host time in microseconds, over the points with small calls:"), host]
+    blocks += [Paragraph("Relative L2 error against float64 in the worst (row, head):"), accuracy_table(rows)]
+    return [*blocks, *notes(rows)[1:]]
+
+
+def _about(run: GridRun) -> str:
+    facts, environment = run.rows[0].workload, run.rows[0].environment
+    points = len({row.workload.name for row in run.rows})
+    depth = "a quick run of " if environment.quick else ""
+    kind = "device time" if environment.device == "cuda" else "time"
+    return (
+        f"{environment.machine}, {environment.utc[:10]}, {depth}{count(points, 'point')}: {kind} of a call in "
+        f"microseconds over cold slots; K = V = {facts.K}, q, k, v in {facts.io_dtype}, states in {facts.state_dtype}, "
+        f"layout {facts.state_layout}."
+    )
+
+
+def _suites(suites: Sequence[SuiteRun]) -> Table:
+    outcomes = ("passed", "failed", "skipped")
+    lines = tuple(
+        (run.target, run.file, run.when[:10], run.torch, *(str(run.counts.get(outcome, 0)) for outcome in outcomes))
+        for run in suites
+    )
+    return Table(("backend and device", "record", "when", "torch", *outcomes), lines, text_columns=4)
+
+
+def _versions(row: Row) -> list[tuple[str, str | None]]:
+    facts = row.environment
+    return [("torch", facts.torch), ("Triton", facts.triton), ("CuTe DSL", facts.cutlass_dsl)]
+
+
+def _age(run: GridRun) -> tuple[bool, str]:
+    """Newer runs compare greater, and full ones greater than quick ones."""
+    environment = run.rows[0].environment
+    return not environment.quick, environment.utc
+
+
+def _backends(rows: Sequence[Row]) -> list[str]:
+    """Backends with a time, whether with overlap or without."""
+    return list(dict.fromkeys(row.backend.name.partition("+")[0] for row, _ in ours(rows)))
+
+
+def _preference(name: str) -> tuple[int, str]:
+    """The project's order of backends, others after them; with overlap after without."""
+    base = name.partition("+")[0]
+    return KNOWN_NAMES.index(base) if base in KNOWN_NAMES else len(KNOWN_NAMES), name

@@ -1,0 +1,137 @@
+"""Pages made from records: which run counts, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from la_bench.record_pages import card_page, cards, newest_grids, newest_suites, readme_table, speed_table
+from la_bench.rows import Row, to_json_lines
+
+MakeRow = Callable[..., Row]
+
+
+def measured(row: Row, utc: str, *, quick: bool = False, dtype: str = "float32") -> Row:
+    environment = replace(row.environment, utc=utc, quick=quick, device="cuda", machine="A Card")
+    return replace(row, environment=environment, workload=replace(row.workload, state_dtype=dtype))
+
+
+def put(folder: Path, file: str, rows: Sequence[Row]) -> None:
+    path = folder / "a-card" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_json_lines(rows))
+
+
+def newest(folder: Path) -> list[tuple[str, tuple[str, ...]]]:
+    return [(run.file.removeprefix("a-card/"), run.newest_of) for run in newest_grids(folder, "a-card")]
+
+
+@pytest.fixture
+def triton(make_row: MakeRow) -> Row:
+    return make_row(backend="triton", time_us=2.0, grid=(8, 1))
+
+
+@pytest.fixture
+def cute(make_row: MakeRow) -> Row:
+    return make_row(backend="cute", time_us=1.9, grid=(8, 1))
+
+
+def test_one_run_that_has_all_backends_replaces_older_ones(tmp_path: Path, triton: Row, cute: Row) -> None:
+    put(tmp_path, "one/grid.jsonl", [measured(triton, "2026-01-01")])
+    put(tmp_path, "two/grid.jsonl", [measured(triton, "2026-01-02"), measured(cute, "2026-01-02")])
+    assert newest(tmp_path) == [("two/grid.jsonl", ("cute", "triton"))]
+
+
+def test_a_run_of_one_backend_leaves_the_newest_of_the_others(tmp_path: Path, triton: Row, cute: Row) -> None:
+    put(tmp_path, "one/grid.jsonl", [measured(triton, "2026-01-01")])
+    put(tmp_path, "two/grid.jsonl", [measured(cute, "2026-01-02")])
+    assert newest(tmp_path) == [("two/grid.jsonl", ("cute",)), ("one/grid.jsonl", ("triton",))]
+
+
+def test_a_full_run_counts_before_a_later_quick_one(tmp_path: Path, triton: Row, cute: Row) -> None:
+    put(tmp_path, "one/grid.jsonl", [measured(triton, "2026-01-01")])
+    put(tmp_path, "two/grid-quick.jsonl", [measured(row, "2026-01-02", quick=True) for row in (triton, cute)])
+    assert newest(tmp_path) == [("one/grid.jsonl", ("triton",)), ("two/grid-quick.jsonl", ("cute",))]
+
+
+def test_other_states_are_runs_of_their_own(tmp_path: Path, triton: Row) -> None:
+    put(tmp_path, "two/grid-bf16.jsonl", [measured(triton, "2026-01-02", dtype="bfloat16")])
+    put(tmp_path, "one/grid.jsonl", [measured(triton, "2026-01-01")])
+    assert [file for file, _ in newest(tmp_path)] == ["one/grid.jsonl", "two/grid-bf16.jsonl"]
+    assert "grid-bf16.jsonl" not in readme_table(tmp_path)
+    assert "## Decode, bfloat16 states, vk: triton" in card_page(tmp_path, "a-card")
+
+
+@pytest.fixture
+def rows(make_row: MakeRow) -> list[Row]:
+    """Two ways to 16 states in a call, and one to 8; a backend that was not there, a peer that fails once."""
+    rows = []
+    for heads, batch in ((8, 1), (8, 2), (16, 1)):
+        grid = (heads, batch)
+        rows += [
+            make_row(backend="triton", time_us=2.0 * batch, grid=grid),
+            make_row(backend="triton+overlap", time_us=1.0 * batch, grid=grid),
+            make_row(backend="cute", time_us=1.9 * batch, grid=grid),
+            make_row(backend="cute+overlap", time_us=1.25 * batch, grid=grid),
+            make_row(backend="ref", status="unavailable", reason="not here", grid=grid),
+            make_row(backend="in-place floor", time_us=1.8, kind="floor", grid=grid),
+            make_row(backend="sglang", time_us=5.0 * batch, kind="peer", grid=grid),
+            make_row(backend="cula", time_us=9.5, kind="peer", grid=grid),
+        ]
+    return rows
+
+
+def test_the_table_of_speeds(rows: list[Row]) -> None:
+    table = speed_table(rows)
+    assert table.columns == (
+        *("H", "B", "cute", "cute+overlap", "triton", "triton+overlap", "best public kernel", "in-place floor"),
+        *("vs public", "with overlap"),
+    )
+    assert table.rows == (
+        ("8", "1", "1.90", "1.25", "2.00", "1.00", "5.00 (sglang)", "1.80", "2.63x", "5.00x"),
+        ("8", "2", "3.80", "2.50", "4.00", "2.00", "9.50 (cula)", "1.80", "2.50x", "4.75x"),
+    )
+
+
+def test_a_point_without_peers_or_times_has_dashes(make_row: MakeRow) -> None:
+    rows = [
+        make_row(backend="triton", time_us=2.0, grid=(8, 1)),
+        make_row(backend="triton", status="failed", reason="off", grid=(8, 2)),
+    ]
+    assert speed_table(rows).rows == (
+        ("8", "1", "2.00", "-", "-", "-"),
+        ("8", "2", "-", "-", "-", "-"),
+    )
+
+
+def test_the_newest_suite_of_each_backend(tmp_path: Path) -> None:
+    for run, day, outcomes in (
+        ("one", "01", {"ref-cpu": {"passed": ["a"]}, "triton-cuda": {"passed": ["a", "b"], "failed": ["c"]}}),
+        ("two", "02", {"triton-cuda": {"passed": ["a", "b", "c"]}}),
+    ):
+        folder = tmp_path / "a-card" / run
+        folder.mkdir(parents=True)
+        environment = {"date": f"2026-01-{day}T00:00:00", "torch": "2.11.0"}
+        (folder / "suite-x.json").write_text(json.dumps({"environment": environment, "outcomes": outcomes}))
+    suites = newest_suites(tmp_path, "a-card")
+    assert [(run.target, run.file, run.counts) for run in suites] == [
+        ("triton-cuda", "a-card/two/suite-x.json", {"passed": 3}),
+        ("ref-cpu", "a-card/one/suite-x.json", {"passed": 1}),
+    ]
+    page = card_page(tmp_path, "a-card")
+    assert "| triton-cuda | a-card/two/suite-x.json | 2026-01-02 | 2.11.0 | 3 | 0 | 0 |" in page
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path, rows: list[Row]) -> None:
+    put(tmp_path, "one/grid.jsonl", [measured(row, "2026-01-01") for row in rows])
+    assert cards(tmp_path) == ["a-card"]
+    assert card_page(tmp_path, "a-card") == card_page(tmp_path, "a-card")
+    page = card_page(tmp_path, "a-card")
+    assert "## Decode, float32 states, vk: cute, triton" in page
+    assert "| B | copy floor | triton | triton+overlap | cute | cute+overlap |" in page
+    assert "| cute+overlap | 2.0e-03 | 2.0e-03 | 4.0e-08 | 4.0e-08 |" in page
+    assert readme_table(tmp_path).count("\n|") == 4
