@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -80,8 +81,45 @@ def thread_layout(K: int, state_dtype: torch.dtype, state_layout: StateLayout, t
     return ThreadLayout(vector, lanes, run // (lanes * vector), lines, lines_of_block // (tiles.num_warps * lines))
 
 
+_Choice = tuple[tuple[float, int, int, Eviction, bool], ...]
+"""Units up to which it holds; bytes of a block, its warps, eviction, whether states are stored first."""
+
+_WITHOUT_OVERLAP: _Choice = (
+    (32, 8 * KIB, 4, "evict_last", True),
+    (128, 16 * KIB, 4, "", True),
+    (256, 8 * KIB, 1, "", False),
+    (512, 2 * KIB, 1, "evict_last", False),
+    (math.inf, 8 * KIB, 1, "evict_last", False),
+)
+_WITH_OVERLAP: _Choice = (
+    (16, 4 * KIB, 8, "evict_last", False),
+    (64, 8 * KIB, 8, "evict_last", False),
+    (128, 8 * KIB, 4, "evict_last", True),
+    (512, 8 * KIB, 1, "", True),
+    (math.inf, 8 * KIB, 1, "evict_last", False),
+)
+
+
 def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     """The tiles for a problem: how many bytes of state a block owns, in how many warps.
+
+    A unit is 64 KiB of states, a state of K = V = 128 in float32. Measured by `la-bench tune --backend cute` on one
+    H200, 2026-11, K = V = 128, float32 states with K contiguous, device time over cold slots against the best of
+    :func:`candidate_tiles`:
+
+    ========== ============================== ============= ============================== =============
+    units      without overlap                of the best   with overlap                   of the best
+    ========== ============================== ============= ============================== =============
+    up to 16   8 KiB, 4 warps, evict last, sf 1.00 to 1.01  4 KiB, 8 warps, evict last     1.00
+    up to 32   8 KiB, 4 warps, evict last, sf 1.00          8 KiB, 8 warps, evict last     1.00
+    up to 64   16 KiB, 4 warps, sf            1.00          8 KiB, 8 warps, evict last     1.00
+    up to 128  16 KiB, 4 warps, sf            1.00          8 KiB, 4 warps, evict last, sf 1.00
+    up to 256  8 KiB, 1 warp                  1.00          8 KiB, 1 warp, sf              1.00
+    up to 512  2 KiB, 1 warp, evict last      1.00          8 KiB, 1 warp, sf              1.00
+    above      8 KiB, 1 warp, evict last      1.00          8 KiB, 1 warp, evict last      1.00
+    ========== ============================== ============= ============================== =============
+
+    `sf` is `store_first`. Other dtypes and sizes take the tiles of as many bytes, unmeasured.
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
@@ -90,25 +128,9 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     overlap = problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if overlap or units > 512 else "")
-    if overlap:
-        if units <= 32:
-            return _tiles(problem, 4 * KIB, 8, "evict_last", store_first=False)
-        if units <= 64:
-            return _tiles(problem, 8 * KIB, 8, "evict_last", store_first=False)
-        if units <= 128:
-            return _tiles(problem, 8 * KIB, 4, "evict_last", store_first=True)
-        if units <= 512:
-            return _tiles(problem, 8 * KIB, 1, "", store_first=True)
-        return _tiles(problem, 8 * KIB, 1, "evict_last", store_first=False)
-    if units <= 64:
-        return _tiles(problem, 8 * KIB, 4, "evict_last", store_first=True)
-    if units <= 128:
-        return _tiles(problem, 2 * KIB, 1, "", store_first=False)
-    if units <= 256:
-        return _tiles(problem, 8 * KIB, 1, "", store_first=False)
-    if units <= 512:
-        return _tiles(problem, 2 * KIB, 1, "evict_last", store_first=False)
-    return _tiles(problem, 8 * KIB, 1, "evict_last", store_first=False)
+    choice = _WITH_OVERLAP if overlap else _WITHOUT_OVERLAP
+    _, block, warps, eviction, store_first = next(tile for tile in choice if units <= tile[0])
+    return _tiles(problem, block, warps, eviction, store_first)
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
@@ -117,7 +139,7 @@ def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
     if problem.state_layout == "kv":
         return tuple(_one_tile(problem, eviction) for eviction in evictions)
     tiles = (
-        _tiles(problem, kib * KIB, warps, eviction, store_first=store_first)
+        _tiles(problem, kib * KIB, warps, eviction, store_first)
         for kib in (2, 4, 8, 16)
         for warps in (1, 4, 8)
         for eviction in evictions
@@ -126,7 +148,7 @@ def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
     return tuple(dict.fromkeys(tiles))
 
 
-def _tiles(problem: DecodeProblem, block: int, warps: int, eviction: Eviction, *, store_first: bool) -> DecodeTiles:
+def _tiles(problem: DecodeProblem, block: int, warps: int, eviction: Eviction, store_first: bool) -> DecodeTiles:
     """K contiguous: `block` bytes of state at most, in `warps` warps at most, at least one row a line of each warp."""
     row = problem.K * problem.state_dtype.itemsize
     rows_at_once = max(1, WARP_BYTES // row)
