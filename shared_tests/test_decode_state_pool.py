@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -86,6 +87,16 @@ def test_padding_output_is_written_whatever_was_there(target: Target) -> None:
     row = inputs.out[0].numel()
     gaps = inputs.buffers["out"].as_strided((case.B - 1, 16), (inputs.out.stride(0), 1), row)
     assert bool((gaps == 7.0).all())
+
+
+@pytest.mark.parametrize("scale", [-1.0, 1e300, math.inf, math.nan], ids=str)
+def test_padding_output_is_zero_whatever_the_scale(target: Target, scale: float) -> None:
+    """A zero that is made before it is scaled comes out negative, or as NaN."""
+    case = replace(PADDED, softmax_scale=scale)
+    out = target.decode(target.inputs(case))
+    for b, slot in enumerate(case.offsets or ()):
+        if slot < 0:
+            assert same_bits(out[b], torch.zeros_like(out[b]))
 
 
 def test_padding_leaves_real_rows_as_they_are_alone(target: Target) -> None:

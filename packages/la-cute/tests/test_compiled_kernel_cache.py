@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from la_core import DecodeProblem, UnsupportedByBackend
+from la_core import BackendUnavailable, DecodeProblem, UnsupportedByBackend, decode_problem
 
 if sys.platform != "linux":
     pytest.skip("not run: the CuTe DSL is there for Linux alone", allow_module_level=True)
@@ -23,6 +24,7 @@ from la_cute import compiled_kernel_cache as cache
 from la_cute import prebuilt_kernels, warmup
 from la_cute.decode_compile import compile_decode
 from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
+from la_cute.decode_launch import DecodeLaunch
 from la_cute.decode_tiles import choose_decode_tiles
 
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
@@ -117,13 +119,24 @@ def test_an_entry_that_cannot_be_loaded_is_set_aside_and_made_again(
 
 def test_sources_versions_and_keys_have_entries_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {cache._entry(_key()), cache._entry(_key(arch=(10, 0))), cache._entry(_key(overlap=True))}
-    monkeypatch.setattr(cache, "source_hash", lambda package: "other sources")
+    monkeypatch.setattr(cache, "sources", lambda: "other sources")
     entries.add(cache._entry(_key()))
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.0")
     entries.add(cache._entry(_key()))
     monkeypatch.setattr(cache, "_processor", lambda: "another")
     entries.add(cache._entry(_key()))
     assert len(entries) == 6
+
+
+def test_what_was_compiled_of_sources_that_are_gone_is_not_kept(
+    folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process runs what it has imported; a file edited since must not get that under its name."""
+    monkeypatch.setattr(prebuilt_kernels, "source_hash", lambda package: "edited since")
+    assert prebuilt_kernels.sources() != "edited since"
+    assert callable(cache.compiled_decode(_key()))
+    assert len(compiled) == 1
+    assert list(folder.glob("*.o")) == []
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, compiled: list[DecodeCompileKey]) -> None:
@@ -148,7 +161,6 @@ def test_an_empty_name_means_no_cache_on_disk(
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     assert isinstance(cache.compiled_decode(_key()), tvm_ffi.Function)
     assert not folder.exists()
-    assert os.environ[cache.ENV_CACHE_DIR] == ""
 
 
 def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[DecodeCompileKey]) -> None:
@@ -163,3 +175,59 @@ def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[
 def test_warmup_of_what_is_not_run_says_why() -> None:
     with pytest.raises(UnsupportedByBackend, match=r"warmup: backend 'cute' runs K and V .* got K = 96"):
         warmup(replace(PROBLEM, K=96))
+
+
+def test_warmup_follows_the_problem(folder: Path, compiled: list[DecodeCompileKey]) -> None:
+    warmup(replace(PROBLEM, B=1, overlap=True))
+    assert {key.overlap for key in compiled} == {True}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not run: asks what happens without a GPU")
+def test_warmup_without_a_gpu_asks_for_an_architecture() -> None:
+    with pytest.raises(BackendUnavailable, match="no GPU is here, and the problem names no arch"):
+        warmup(replace(PROBLEM, arch=None))
+
+
+def test_launches_of_a_model_compile_for_tiles_and_alignments_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over batches, pools, heads and strides. What is compiled is counted; nothing runs."""
+    made: list[DecodeCompileKey] = []
+    calls: list[tuple[Any, ...]] = []
+
+    def make(key: DecodeCompileKey) -> cache.Kernel:
+        made.append(key)
+        return cache.Kernel(lambda *arguments: calls.append(arguments), "compiled")
+
+    monkeypatch.setattr(cache, "_make", make)
+    tiles = set()
+    for rows, slots, heads, gap in itertools.product((1, 2, 7, 64, 300), (8, 500), (1, 8), (0, 1, 64)):
+        q = torch.empty(rows, heads, 64 + gap, dtype=torch.bfloat16)[..., :64]
+        s = torch.empty(slots * heads, 64, 64)
+        offsets, decays = torch.empty(rows, dtype=torch.int32), torch.empty(heads)
+        problem = replace(decode_problem(q, q, q, s, offsets, decays, q), device=PROBLEM.device, arch=(9, 0))
+        tiles.add(choose_decode_tiles(problem))
+        DecodeLaunch(problem)(q, q, q, s, offsets, decays, 0.5, q)
+        assert calls[-1][-1] == slots
+    assert len(made) == len(set(made)) <= 2 * len(tiles)
+    assert {key.aligned for key in made} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("strides", "shift", "aligned"),
+    [((512, 64), 0, True), ((513, 64), 0, False), ((512, 66), 0, False), ((512, 64), 2, False), ((512, 64), 4, True)],
+)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_inputs_in_pieces_of_four_take_the_aligned_kernel(
+    monkeypatch: pytest.MonkeyPatch, name: str, strides: tuple[int, int], shift: int, aligned: bool
+) -> None:
+    monkeypatch.setattr(cache, "_kernels", {})
+    monkeypatch.setattr(cache, "_make", lambda key: cache.Kernel(lambda *arguments: None, "compiled"))
+    inputs = {one: torch.empty(2, 8, 64, dtype=torch.bfloat16) for one in "qkv"}
+    inputs[name] = torch.empty(4096, dtype=torch.bfloat16).as_strided((2, 8, 64), (*strides, 1), shift)
+    s, offsets, decays = torch.empty(8 * 8, 64, 64), torch.empty(2, dtype=torch.int32), torch.empty(8)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    out = torch.empty(2, 8, 64, dtype=torch.bfloat16)
+    problem = replace(decode_problem(q, k, v, s, offsets, decays, out), device=PROBLEM.device, arch=(9, 0))
+    DecodeLaunch(problem)(q, k, v, s, offsets, decays, 0.5, out)
+    assert [key.aligned for key in cache._kernels] == [aligned]

@@ -44,22 +44,40 @@ def _problem(
 @pytest.mark.parametrize("state_layout", ["vk", "kv"])
 @pytest.mark.parametrize("state_dtype", [fp32, bf16, fp16], ids=str)
 @pytest.mark.parametrize(("K", "V"), list(itertools.product(SIZES, SIZES)))
-def test_the_threads_of_every_tile_cover_a_state_once(
+def test_the_threads_of_every_tile_cover_a_state_and_its_output_once(
     K: int, V: int, state_dtype: torch.dtype, state_layout: StateLayout
 ) -> None:
+    """The indices of `decode_kernel`, worked out for every thread."""
     problem = _problem(K=K, V=V, state_dtype=state_dtype, state_layout=state_layout)
     for tiles in candidate_tiles(problem):
-        threads = thread_layout(K, state_dtype, state_layout, tiles)
-        run, lines = (K, tiles.block_v) if state_layout == "vk" else (tiles.block_v, K)
-        assert threads.vector * state_dtype.itemsize == 16
-        assert threads.lanes * threads.lines == 32
-        assert threads.lanes * threads.vector * threads.repeats == run
-        assert threads.lines * threads.passes * tiles.num_warps == lines
-        assert threads.passes >= 1
-        assert threads.passes <= threads.lanes or state_layout == "kv", "a lane keeps the sum of one pass"
-        assert threads.vector * threads.repeats * threads.passes <= 64
-        assert V % tiles.block_v == 0
-        assert tiles.block_v <= 32 * tiles.num_warps, "a padding row is cleared by one value a thread"
+        vector, lanes, repeats, lines, passes = thread_layout(K, state_dtype, state_layout, tiles)
+        assert vector * state_dtype.itemsize == 16
+        assert vector * repeats * passes <= 64
+        assert 4 * tiles.block_v * tiles.num_warps <= 48 * 1024, "shared memory of V contiguous"
+        thread = torch.arange(32 * tiles.num_warps)
+        lane, warp = thread % 32, thread // 32
+        own, line = lane % lanes, (warp * lines + lane // lanes) * passes
+        starts = torch.arange(0, V, tiles.block_v)[:, None]
+        along, across = own * vector, line
+        if state_layout == "vk":
+            first = (starts + across) * K + along
+            outputs = (starts + across + own)[:, own < passes]
+        else:
+            first = across * V + starts + along
+            outputs = (starts + thread)[:, thread < tiles.block_v]
+        line_step = K if state_layout == "vk" else V
+        values = (
+            first[..., None, None, None]
+            + torch.arange(passes)[:, None, None] * line_step
+            + torch.arange(repeats)[:, None] * lanes * vector
+            + torch.arange(vector)
+        )
+        assert torch.equal(values.flatten().sort().values, torch.arange(K * V))
+        assert torch.equal(outputs.flatten().sort().values, torch.arange(V))
+        # What the kernel promises the compiler of its indices.
+        assert not (first % vector).any()
+        assert not (line % passes).any()
+        assert not (starts % (passes if state_layout == "vk" else vector)).any()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -120,6 +120,11 @@ def _run_without_compiler(folder: Path, code: str) -> str:
     return done.stdout
 
 
+def _library(folder: Path) -> Path:
+    (library,) = folder.glob("sm_90a-*.so")
+    return library
+
+
 def _change_manifest(folder: Path, **changes: Any) -> None:
     path = folder / "sm_90a.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -210,7 +215,7 @@ def test_where_there_is_a_compiler_a_library_of_other_sources_is_passed_over(fol
 )
 def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, damage: str) -> None:
     """A manifest that is given is the text in its file."""
-    library, manifest = folder / "sm_90a.so", folder / "sm_90a.json"
+    library, manifest = _library(folder), folder / "sm_90a.json"
     if damage == "library":
         content = bytearray(library.read_bytes())
         content[len(content) // 2] ^= 1
@@ -337,7 +342,7 @@ def test_an_error_of_a_launch_names_the_error_of_cuda(tmp_path: Path) -> None:
 def test_host_code_is_for_every_processor(built: Path) -> None:
     """The compiler's own host code holds AVX instructions where it runs on a processor that has them."""
     listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", str(built / "sm_90a.so")], capture_output=True, text=True, check=True
+        ["objdump", "-d", "--no-show-raw-insn", str(_library(built))], capture_output=True, text=True, check=True
     ).stdout
     names = {line.split("\t")[1].split()[0] for line in listing.splitlines() if line.count("\t") == 1}
     assert "movups" in names
@@ -353,12 +358,12 @@ def test_prebuilt_and_just_compiled_kernels_are_the_same_machine_code(
 
     kernel = compile_decode(_key(aligned), f"--keep-cubin --dump-dir={tmp_path}").artifacts.CUBIN
     assert len(kernel) > 1000
-    assert kernel in (built / "sm_90a.so").read_bytes()
+    assert kernel in _library(built).read_bytes()
 
 
 @linked
 def test_a_library_shows_its_functions_and_nothing_else(built: Path) -> None:
-    listing = subprocess.run(["nm", "-D", str(built / "sm_90a.so")], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["nm", "-D", str(_library(built))], capture_output=True, text=True, check=True).stdout
     shown = {line.split()[-1] for line in listing.splitlines() if " T " in line}
     assert shown == {f"__tvm_ffi_{function_name(_key(aligned))}" for aligned in (True, False)}
 
@@ -371,3 +376,45 @@ def test_a_library_is_built_again_only_when_something_has_changed(folder: Path) 
     assert not is_current(folder, "sm_80")
     _change_manifest(folder, sources="0" * 64)
     assert not is_current(folder, "sm_90a")
+
+
+@linked
+def test_a_library_is_not_made_of_sources_that_change_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from la_cute.prebuild import build_library
+
+    prebuilt_kernels.sources()
+    monkeypatch.setattr(prebuilt_kernels, "source_hash", lambda package: "edited since")
+    with ThreadPoolExecutor(1) as workers, pytest.raises(RuntimeError, match="have changed since"):
+        build_library(tmp_path, "sm_90a", [_key(True)], workers)
+    assert list(tmp_path.iterdir()) == []
+
+
+@linked
+def test_a_new_library_takes_the_place_of_the_old(folder: Path) -> None:
+    from la_cute.prebuild import build_library
+
+    old = _library(folder)
+    with ThreadPoolExecutor(1) as workers:
+        new = build_library(folder, "sm_90a", [_key(True)], workers)
+    assert _library(folder) == new != old
+
+
+@pytest.mark.parametrize(
+    ("versions", "installed"),
+    [({}, True), ({"nvidia-cutlass-dsl": "4.9.0"}, False), ({"nvidia-cutlass-dsl-libs-cu13": None}, False)],
+)
+def test_a_compiler_is_there_if_all_of_it_is_and_in_the_right_version(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None], installed: bool
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        found = versions.get(name, "none given")
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name) if found == "none given" else found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert prebuilt_kernels.compiler_installed.__wrapped__() == installed

@@ -19,24 +19,23 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
-from la_core.conformance.source_hash import source_hash
 from la_core.spec.errors import UnsupportedByBackend
 from la_cute.decode_compile_key import DecodeCompileKey
-from la_cute.prebuilt_kernels import ADVICE, FFI, compiler_installed, prebuilt_decode, why_missing
+from la_cute.prebuilt_kernels import (
+    ADVICE,
+    MAKERS,
+    compiler_installed,
+    prebuilt_decode,
+    sources,
+    sources_changed,
+    why_missing,
+)
 
 ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
 """Folder of compiled kernels; empty for none. Without it `la-cute` in the user's cache folder."""
 
 FUNCTION = "la_cute_decode"
 """Name of the function in every object file."""
-
-MAKERS = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-dsl-libs-base",
-    "nvidia-cutlass-dsl-libs-cu13",
-    FFI,
-)
-"""Distributions whose versions a compiled kernel depends on."""
 
 Origin = Literal["prebuilt", "disk", "compiled"]
 
@@ -92,10 +91,15 @@ def _make(key: DecodeCompileKey) -> Kernel:
 
 
 def _compile(folder: Path | None, entry: str, key: DecodeCompileKey) -> Any:
-    """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call."""
+    """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call.
+
+    What was compiled by code that is no longer on disk is not kept: later processes would take it for their own.
+    """
     from la_cute.decode_compile import compile_decode
 
     function = compile_decode(key)
+    if sources_changed():
+        folder = None
     with contextlib.ExitStack() as stack:
         home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
@@ -133,7 +137,7 @@ def _folder() -> Path | None:
 def _entry(key: DecodeCompileKey) -> str:
     """What file names of a key begin with: its digest, with the sources, the compiler and the processor it is for."""
     makers = [f"{name} {importlib.metadata.version(name)}" for name in MAKERS]
-    return hashlib.sha256(repr((source_hash("la_cute"), *makers, _processor(), key)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr((sources(), *makers, _processor(), key)).encode()).hexdigest()[:32]
 
 
 @cache

@@ -260,10 +260,11 @@ def decode_kernel(
         b_o = _sum_vk(r_o, own, spec) if const_expr(spec.state_layout == "vk") else _sum_kv(r_o, thread, s_o, spec)
         if const_expr(not spec.tiles.store_first):
             _store_states(r_S, g_S, live, spec)
+        b_o = b_o * scale
         if not live:
             b_o = Float32(0.0)
         if writes:
-            g_out[i_o] = (b_o * scale).to(out.element_type)
+            g_out[i_o] = b_o.to(out.element_type)
 
 
 @cute.jit

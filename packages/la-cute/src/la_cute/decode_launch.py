@@ -28,8 +28,19 @@ class DecodeLaunch:
         self.problem = problem
         self.tiles = tiles or choose_decode_tiles(problem)
         self._io_mask = IO_PIECE * problem.io_dtype.itemsize - 1
+        # The stride of an axis of one element leads nowhere.
+        strides = (
+            stride
+            for sizes, pair in (
+                ((problem.B, problem.G), problem.q_strides),
+                ((problem.B, problem.G), problem.k_strides),
+                ((problem.B, problem.H), problem.v_strides),
+            )
+            for size, stride in zip(sizes, pair, strict=True)
+            if size > 1
+        )
         self._strides_aligned = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0 and all(
-            stride % IO_PIECE == 0 for stride in (*problem.q_strides, *problem.k_strides, *problem.v_strides)
+            stride % IO_PIECE == 0 for stride in strides
         )
         self._by_alignment: list[Any] = [None, None]
 

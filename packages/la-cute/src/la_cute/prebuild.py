@@ -25,10 +25,16 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from la_core.conformance.source_hash import source_hash
-from la_cute.compiled_kernel_cache import MAKERS
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
-from la_cute.prebuilt_kernels import FOLDER, Manifest, library_digest
+from la_cute.prebuilt_kernels import (
+    FOLDER,
+    MAKERS,
+    Manifest,
+    library_digest,
+    library_path,
+    sources,
+    sources_changed,
+)
 from la_cute.prebuilt_keys import function_name, prebuilt_keys
 
 CUDA_RUNTIME = "nvidia-cuda-runtime"
@@ -46,27 +52,38 @@ EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
 
 
 def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], workers: Executor) -> Path:
-    """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest."""
-    # Before anything is compiled: sources that change meanwhile must not pass for those that were.
-    sources = str(source_hash("la_cute"))
+    """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest.
+
+    Raises
+    ------
+    RuntimeError
+        gcc cannot link them, or the package's sources have changed since this process started: the kernels may then be
+        of either.
+    """
+    sources()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         targets = [scratch / f"{function_name(key)}.o" for key in keys]
         list(workers.map(export_kernel, keys, targets, chunksize=4))
         linked = link(targets, scratch)
+        if sources_changed():
+            raise RuntimeError("the sources of la-cute have changed since this process started: build again")
         folder.mkdir(exist_ok=True)
-        library = folder / f"{arch}.so"
-        # Moved into place whole: a process that has loaded the one before keeps it.
-        shutil.move(linked, folder / f".{arch}.so")
-        os.replace(folder / f".{arch}.so", library)
+        digest = library_digest(linked)
+        library = library_path(folder, arch, digest)
+        shutil.move(linked, folder / f".{library.name}")
+        os.replace(folder / f".{library.name}", library)
     manifest = Manifest(
-        sources=sources,
-        library=library_digest(library),
+        sources=sources(),
+        library=digest,
         made_with=_versions(),
         glibc=(2, max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes()))),
         functions=tuple(map(function_name, keys)),
     )
-    manifest.write(library.with_suffix(".json"))
+    manifest.write(folder / f"{arch}.json")
+    for old in folder.glob(f"{arch}-*.so"):
+        if old != library:
+            old.unlink()
     return library
 
 
@@ -119,13 +136,12 @@ def _versions() -> dict[str, str]:
 
 def is_current(folder: Path, arch: str) -> bool:
     """Whether the library of an architecture is what `build_library` would make now."""
-    library = folder / f"{arch}.so"
     try:
-        manifest = Manifest.read(library.with_suffix(".json"))
-        digest = library_digest(library)
+        manifest = Manifest.read(folder / f"{arch}.json")
+        digest = library_digest(library_path(folder, arch, manifest.library))
     except (OSError, ValueError):
         return False
-    return (manifest.sources, manifest.library, manifest.made_with) == (source_hash("la_cute"), digest, _versions())
+    return (manifest.sources, manifest.library, manifest.made_with) == (sources(), digest, _versions())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

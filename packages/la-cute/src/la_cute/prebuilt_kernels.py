@@ -34,6 +34,12 @@ FOLDER = Path(__file__).parent.with_name("la_cute_kernels")
 FFI = "apache-tvm-ffi"
 """The distribution through which functions are called, of any source."""
 
+COMPILER, COMPILER_VERSION = "nvidia-cutlass-dsl", "4.8."
+"""The compiler's distribution, and how its version begins."""
+
+MAKERS = (COMPILER, f"{COMPILER}-libs-base", f"{COMPILER}-libs-cu13", FFI)
+"""Distributions whose versions a compiled kernel depends on."""
+
 ADVICE = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
 
 
@@ -46,7 +52,7 @@ class Manifest:
     sources
         Hash of this package's sources that it was made of.
     library
-        SHA-256 of the library.
+        SHA-256 of the library, whose name holds the beginning of it.
     made_with
         Versions of the distributions that made it.
     glibc
@@ -62,8 +68,10 @@ class Manifest:
     functions: tuple[str, ...]
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(vars(self), indent=0), encoding="utf-8")
+        """Write it as JSON; whole, or not at all."""
+        draft = path.with_name(f".{path.name}")
+        draft.write_text(json.dumps(vars(self), indent=0), encoding="utf-8")
+        os.replace(draft, path)
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
@@ -88,6 +96,13 @@ class Library:
     flaw: str = ""
 
 
+def library_path(folder: Path, arch: str, digest: str) -> Path:
+    """Where a library is. A new one has a new name: a process that has looked at the one before still finds that, or
+    nothing.
+    """
+    return folder / f"{arch}-{digest[:16]}.so"
+
+
 def library_digest(path: Path) -> str:
     """SHA-256 of a library; a ValueError says that it is empty."""
     # Mapped: reading it into memory takes about as long as hashing it.
@@ -97,8 +112,23 @@ def library_digest(path: Path) -> str:
 
 @functools.cache
 def compiler_installed() -> bool:
-    """Whether kernels can be compiled here; imports nothing."""
-    return importlib.util.find_spec("cutlass") is not None
+    """Whether all that compiles kernels is here, in a version that it was tried in; imports nothing."""
+    try:
+        versions = [importlib.metadata.version(name) for name in MAKERS]
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return versions[0].startswith(COMPILER_VERSION) and importlib.util.find_spec("cutlass") is not None
+
+
+@functools.cache
+def sources() -> str:
+    """Hash of this package's sources as they were when this process first asked: those that it runs."""
+    return str(source_hash("la_cute"))
+
+
+def sources_changed() -> bool:
+    """Whether the files differ by now from what this process runs."""
+    return str(source_hash("la_cute")) != sources()
 
 
 def refusal(problem: DecodeProblem) -> str | None:
@@ -151,19 +181,19 @@ def _module(path: Path) -> Any:
 @functools.cache
 def find_library(folder: Path, arch: str) -> Library:
     """The library of an architecture, looked at once a process."""
-    path = folder / f"{arch}.so"
-    manifest_path = path.with_suffix(".json")
-    if not manifest_path.exists():
+    path = folder / f"{arch}.json"
+    if not path.exists():
         return Library(path, flaw=f"has no prebuilt kernels for {arch}")
     try:
-        manifest = Manifest.read(manifest_path)
+        manifest = Manifest.read(path)
+        path = library_path(folder, arch, manifest.library)
         digest = library_digest(path)
     except (OSError, ValueError) as reason:
-        return _damaged(path, str(reason))
-    if manifest.sources != source_hash("la_cute"):
+        return _damaged(path, arch, str(reason))
+    if manifest.sources != sources():
         return Library(path, flaw=f"has prebuilt kernels for {arch} made from other sources")
     if manifest.library != digest:
-        return _damaged(path, "it is not the file that its manifest describes")
+        return _damaged(path, arch, "it is not the file that its manifest describes")
     needed, here = _interface(manifest.made_with[FFI]), _interface(_version_here())
     if needed != here:
         return Library(path, flaw=f"has prebuilt kernels for {arch} that need {FFI} {needed}, got {here}")
@@ -182,9 +212,9 @@ def _version_here() -> str:
         return "none"
 
 
-def _damaged(path: Path, reason: str) -> Library:
+def _damaged(path: Path, arch: str, reason: str) -> Library:
     warnings.warn(f"la-cute does not use {path}: {reason}", RuntimeWarning, stacklevel=6)
-    return Library(path, flaw=f"has damaged prebuilt kernels for {path.stem}")
+    return Library(path, flaw=f"has damaged prebuilt kernels for {arch}")
 
 
 def _of_library(key: DecodeCompileKey) -> DecodeCompileKey:
