@@ -113,7 +113,9 @@ def readme_table(folder: Path) -> str:
     for card in cards(folder):
         for run in newest_grids(folder, card):
             if run.states == (README_DTYPE, README_LAYOUT):
-                blocks += [Paragraph(f"{_about(run)} From {run.file}."), speed_table(run.rows)]
+                peers = dict.fromkeys(row.backend.name for row, _ in ok_rows(run.rows) if row.backend.kind == "peer")
+                public = f" Public kernels in this run: {listing(list(peers))}." if peers else ""
+                blocks += [Paragraph(f"{_about(run)}{public} From {run.file}."), speed_table(run.rows)]
     return to_markdown(blocks).strip()
 
 
