@@ -45,6 +45,7 @@ FAULTS = {
     "padding_writes_slot_0": "negative slots are clamped to 0",
     "padding_reads_slot_0": "padding rows multiply slot 0 by zero",
     "padding_output_unwritten": "the output of padding rows is left as it was",
+    "padding_zero_is_scaled": "the zero of padding rows goes through the scale, which may be negative or infinite",
     "padding_state_cleared": "a padding row zeroes the slot that its number wraps to",
     "state_rounded_to_bf16": "a float32 state goes through 16 bits",
     "bf16_state_truncated": "a bf16 state is stored by dropping bits",
@@ -121,7 +122,7 @@ class WrongBackend:
         for b, offset in enumerate(s_offsets.tolist()):
             slot = self._slot(b, offset, P)
             if slot is None:
-                self._padding(s, out, b, offset, H, P)
+                self._padding(s, out, b, offset, H, P, softmax_scale)
                 continue
             rows = s[slot * H : (slot + 1) * H]
             new, out_row = self._step(
@@ -165,12 +166,14 @@ class WrongBackend:
             return None
         return b % slots if self.fault == "identity_offsets" else offset
 
-    def _padding(self, s: torch.Tensor, out: torch.Tensor, b: int, offset: int, H: int, slots: int) -> None:
+    def _padding(
+        self, s: torch.Tensor, out: torch.Tensor, b: int, offset: int, H: int, slots: int, scale: float
+    ) -> None:
         if self.fault == "padding_output_unwritten":
             return
         if self.fault == "padding_state_cleared" and -slots <= offset < 0:
             s[(slots + offset) * H].zero_()
-        out[b] = 0
+        out[b] = 0.0 * scale if self.fault == "padding_zero_is_scaled" else 0
         if self.fault == "padding_reads_slot_0" and slots > 0:
             out[b] = (s[0].sum() * 0).to(out.dtype)
 
