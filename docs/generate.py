@@ -73,12 +73,12 @@ class Row:
 
 
 def installed_rows() -> list[Row]:
-    """The project's own backends that are installed, in order of preference; stops at one that cannot be loaded."""
+    """The project's own backends, in order of preference; stops at one that is not installed or cannot be loaded."""
     infos = {info.name: info for info in la_core.list_backends()}
     rows = []
     for name in KNOWN_NAMES:
         if name not in infos:
-            continue
+            sys.exit(f"docs/generate.py: la-{name} is not installed, and the tables are of all packages of the repository.")
         info = infos[name]
         if info.error is not None:
             sys.exit(f"docs/generate.py: {info.error}")

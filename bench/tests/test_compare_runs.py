@@ -60,7 +60,12 @@ def test_a_narrow_interval_spans_at_least_the_resolution(median: float, verdict:
         ("ok", "interrupted", "NO TIME"),
         ("failed", "ok", "TIME NOW"),
         ("refused", "ok", "TIME NOW"),
-        ("refused", "failed", None),
+        ("refused", "failed", "WRONG"),
+        ("failed", "error", None),
+        ("checked", "failed", "WRONG"),
+        ("checked", "unavailable", "NO TIME"),
+        ("checked", "checked", None),
+        ("refused", "unavailable", None),
     ],
 )
 def test_verdicts_without_two_times(old: str, new: str, verdict: str | None, make_row: MakeRow) -> None:
@@ -131,6 +136,34 @@ def test_what_else_changed_is_said(tmp_path: Path, make_row: MakeRow, capsys: Ca
     printed = capsys.readouterr().out
     assert "differs: torch: 2.13.0 in OLD, 2.14.0 in NEW" in printed
     assert "a large copy moves 20.0 GB/s in OLD, 22.0 GB/s in NEW" in printed
+
+
+def test_a_backend_that_is_gone_is_1(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    old = write(tmp_path / "old", [make_row(), make_row(backend="swift")])
+    assert main(["diff", old, write(tmp_path / "new", [make_row()])]) == 1
+    assert "LOST: swift on" in capsys.readouterr().out
+    absent = make_row(backend="swift", status="unavailable", reason="not installed")
+    assert main(["diff", old, write(tmp_path / "new", [make_row(), absent])]) == 1
+    assert "NO TIME: swift on" in capsys.readouterr().out
+
+
+def test_a_new_backend_that_is_wrong_is_1(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    bent = make_row(backend="bent", status="failed", reason="row 3 is off")
+    files = write(tmp_path / "old", [make_row()]), write(tmp_path / "new", [make_row(), bent])
+    assert main(["diff", *files]) == 1
+    assert "WRONG: bent on" in capsys.readouterr().out
+
+
+def test_workloads_of_one_run_alone_are_no_fault(tmp_path: Path, make_row: MakeRow) -> None:
+    quick, full = [make_row(grid=(8, 1))], [make_row(grid=(8, 1)), make_row(grid=(8, 2))]
+    files = write(tmp_path / "full", full), write(tmp_path / "quick", quick)
+    assert main(["diff", *files]) == main(["diff", *reversed(files)]) == 0
+
+
+def test_nothing_to_compare_is_1(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    files = write(tmp_path / "old", [make_row(grid=(8, 1))]), write(tmp_path / "new", [make_row(grid=(8, 2))])
+    assert main(["diff", *files]) == 1
+    assert "nothing was compared" in capsys.readouterr().out
 
 
 def test_two_machines_are_refused_unless_asked_for(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:

@@ -15,6 +15,7 @@ import torch
 
 import la_bench.comparison
 import la_bench.timing
+from la_bench import gpu_state
 from la_bench.cli import _parser
 from la_bench.compare_command import options_in_words
 from la_bench.environment import read_environment
@@ -39,6 +40,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if no bindings were installed, wherever this runs.
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(gpu_state, "_failed", set())
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from la_bench.cli import main
+from la_bench.errors import UsageError
 from la_bench.records import (
     changed_since,
     present_hash,
@@ -66,21 +67,21 @@ def test_what_ran_is_listed(folder: Path) -> None:
         "a-card/2026-01-02-one",
         "  figures.json  names no sources",
         "      other figures",
-        "  grid.jsonl  2026-01-02 03:04:05  current: triton",
+        "  grid.jsonl  2026-01-02 03:04:05  current: triton; la_core not recorded",
         "      2 points, float32 states; timed: triton, triton+overlap, in-place floor, sglang",
         "      torch 2.13.0, python 3.11.0",
         "  suite.json  2026-01-02 03:04:05  current: la_core, triton",
         "      triton-cuda: 2 passed, 1 skipped",
         "      torch 2.11.0, python 3.12.3",
     ]
-    assert summary_lines([record], PRESENT.get) == ["1 record, 3 files, 0 of them stale."]
+    assert summary_lines([record], PRESENT.get) == ["1 record, 3 files: 0 stale, 1 of unknown sources."]
 
 
 def test_a_changed_package_makes_what_it_ran_in_stale(folder: Path) -> None:
     (record,) = read_records(folder)
     now = {**PRESENT, "la_core": "c1"}
     assert summary_lines([record], now.get) == [
-        "1 record, 3 files, 1 of them stale.",
+        "1 record, 3 files: 1 stale, 1 of unknown sources.",
         "stale: a-card/2026-01-02-one/suite.json: la_core changed since",
     ]
     now["triton"] = "t1"
@@ -125,3 +126,11 @@ def test_a_file_that_is_damaged_is_named(folder: Path, capsys: Capture) -> None:
     assert f"{suite} cannot be read as a file of a record: JSONDecodeError" in capsys.readouterr().err
     assert main(["records", "--folder", str(folder / "nowhere")]) == 2
     assert "is not a folder of records" in capsys.readouterr().err
+
+
+def test_a_file_without_a_line_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "card" / "run"
+    run.mkdir(parents=True)
+    (run / "grid.jsonl").write_text("")
+    with pytest.raises(UsageError, match=r"grid\.jsonl cannot be read as a file of a record"):
+        read_records(tmp_path)

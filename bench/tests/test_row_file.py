@@ -19,6 +19,7 @@ import la_bench.row_file
 import la_bench.tensors
 import la_bench.timing
 from la_bench.cli import main
+from la_bench.compare_runs import read_rows
 from la_bench.row_file import RowFile
 from la_bench.rows import Row, from_json_lines, to_json_lines
 
@@ -66,6 +67,18 @@ def test_rows_replace_those_of_an_older_run_and_then_add_up(tmp_path: Path, make
     file.add(second)
     assert path.read_text() == to_json_lines([*first, *second])
     assert file.holds([*first, *second])
+
+
+def test_any_character_in_a_reason_is_read_back(tmp_path: Path, make_row: MakeRow) -> None:
+    row = make_row(status="error", reason="a\u2028b\x85c\ud800")
+    RowFile(tmp_path / "rows.jsonl", pytest.fail).add([row])
+    assert read_rows(tmp_path / "rows.jsonl") == [row]
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path, make_row: MakeRow) -> None:
+    rows = [make_row(grid=(8, batch)) for batch in (1, 2)]
+    (tmp_path / "rows.jsonl").write_text(to_json_lines(rows)[:-20])
+    assert read_rows(tmp_path / "rows.jsonl") == rows[:1]
 
 
 def test_half_a_row_is_taken_back_and_written_later(

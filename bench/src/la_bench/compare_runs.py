@@ -22,11 +22,12 @@ an hour apart, unchanged kernels moved by up to 1.4 % (28 points of SGLang's dec
 """
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TIME NOW"]
-"""Two times: `SAME` to `UNCLEAR`. `WRONG`: right before, and now it fails the gate or raises. `NO TIME`: timed before,
-and now refused, unavailable or interrupted. `TIME NOW`: the other way round."""
+"""Two times: `SAME` to `UNCLEAR`. `WRONG`: it fails the gate or raises, and did not before. `NO TIME`: right before,
+and now refused, unavailable or interrupted. `TIME NOW`: timed, and not before."""
 
 VERDICTS: tuple[Verdict, ...] = ("SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TIME NOW")
 BAD: tuple[Verdict, ...] = ("SLOWER", "WRONG")
+RIGHT_STATUS, WRONG_STATUS = ("ok", "checked"), ("failed", "error")
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,20 @@ class Difference:
     only_old: tuple[RowKey, ...]
     only_new: tuple[RowKey, ...]
     notes: tuple[str, ...]
+    faults: tuple[str, ...]
+    """What is bad about rows of one run: a backend that is gone from a workload that is there, or new and wrong."""
 
     @property
     def bad(self) -> tuple[Change, ...]:
-        """Backends that became slower or wrong. Peers and floors that did tell of the machine, not of this project."""
-        return tuple(c for c in self.changes if c.verdict in BAD and c.new.backend.kind == "backend")
+        """Backends that became slower, wrong or unavailable. Peers and floors that did tell of the machine, not of this
+        project.
+        """
+        return tuple(
+            change
+            for change in self.changes
+            if change.new.backend.kind == "backend"
+            and (change.verdict in BAD or (change.verdict == "NO TIME" and change.new.status == "unavailable"))
+        )
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -109,17 +119,18 @@ def compare_runs(
     )
     only_old = tuple(key for key in before if key not in after)
     only_new = tuple(key for key in after if key not in before)
-    return Difference(changes, only_old, only_new, _notes(old, new))
+    faults = (*_lost(only_old, before, after), *_wrong_from_the_start(only_new, after))
+    return Difference(changes, only_old, only_new, _notes(old, new), faults)
 
 
 def row_verdict(old: Row, new: Row, resolution: float) -> Verdict | None:
     """See :data:`Verdict`."""
     if old.result is not None and new.result is not None:
         return time_verdict(old.result, new.result, resolution)
-    if old.status in ("ok", "checked") and new.status in ("failed", "error"):
-        return "WRONG"
-    if old.status == "ok":
-        return "NO TIME"
+    if new.status in WRONG_STATUS:
+        return "WRONG" if old.status not in WRONG_STATUS else None
+    if old.status in RIGHT_STATUS:
+        return "NO TIME" if new.status not in RIGHT_STATUS or old.status == "ok" else None
     return "TIME NOW" if new.status == "ok" else None
 
 
@@ -175,6 +186,27 @@ def unmatched(difference: Difference) -> list[str]:
     return lines
 
 
+def _lost(only_old: Sequence[RowKey], before: dict[RowKey, Row], after: dict[RowKey, Row]) -> list[str]:
+    """Backends that were right on a workload which NEW has without them."""
+    there = {(key.workload, key.state_dtype, key.layout) for key in after}
+    return [
+        f"LOST: {key}"
+        for key in only_old
+        if (key.workload, key.state_dtype, key.layout) in there
+        and before[key].backend.kind == "backend"
+        and before[key].status in RIGHT_STATUS
+    ]
+
+
+def _wrong_from_the_start(only_new: Sequence[RowKey], after: dict[RowKey, Row]) -> list[str]:
+    rows = [(key, after[key]) for key in only_new]
+    return [
+        f"WRONG: {key}: {row.reason}"
+        for key, row in rows
+        if row.backend.kind == "backend" and row.status in WRONG_STATUS
+    ]
+
+
 def _by_key(rows: Sequence[Row], which: str) -> dict[RowKey, Row]:
     by_key: dict[RowKey, Row] = {}
     for row in rows:
@@ -194,7 +226,10 @@ def _interval(result: Result, resolution: float) -> tuple[float, float]:
 def _notes(old: Sequence[Row], new: Sequence[Row]) -> tuple[str, ...]:
     """What else may have moved the times: machine, versions, effort, speed of the large copy."""
     notes = []
-    for field in ("machine", "torch", "triton", "cutlass_dsl", "cuda", "python", "la_bench", "quick"):
+    for field in (
+        *("machine", "driver", "torch", "triton", "cutlass_dsl", "cuda", "python", "threads", "la_bench"),
+        *("quick", "seed", "options", "variables"),
+    ):
         values = [
             span([str(v) for v in dict.fromkeys(getattr(r.environment, field) for r in rows)]) for rows in (old, new)
         ]

@@ -27,9 +27,11 @@ def diff(options: Namespace) -> int:
         show(filled_table("rows by verdict", summary))
     for change in difference.bad:
         print_line(f"{change.verdict}: {change.key}{f': {change.new.reason}' if change.new.reason else ''}")
-    if not changes.rows:
-        print_line("No row has a time in both runs.")
-    return 1 if difference.bad else 0
+    for fault in difference.faults:
+        print_line(fault)
+    if not difference.changes:
+        print_line("No row of OLD has a counterpart in NEW: nothing was compared.")
+    return 1 if difference.bad or difference.faults or not difference.changes else 0
 
 
 def records(options: Namespace) -> int:

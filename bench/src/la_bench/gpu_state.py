@@ -28,25 +28,30 @@ class GpuState:
 
 UNKNOWN = GpuState(None, None, None, None, None)
 
+_failed: set[Callable[[str], GpuState]] = set()
+"""Ways that have led nowhere in this process."""
+
 
 def read_gpu(device: torch.device) -> GpuState:
     """The state of a CUDA device; `UNKNOWN` without one, and where neither way leads to it."""
     if device.type != "cuda":
         return UNKNOWN
-    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     for read in (_from_nvml, _from_smi):
-        state = _or_none(read, uuid)
+        state = _or_none(read, device)
         if state is not None:
             return state
     return UNKNOWN
 
 
-def _or_none(read: Callable[[str], GpuState], uuid: str) -> GpuState | None:
+def _or_none(read: Callable[[str], GpuState], device: torch.device) -> GpuState | None:
     # Bindings are missing or old, a container hides the driver, a card is cut into parts: times are worth more than
-    # clocks, so no reason is a reason to stop.
+    # clocks, so no reason is a reason to stop, nor to wait for the same answer at the next point.
+    if read in _failed:
+        return None
     try:
-        return read(uuid)
+        return read(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except Exception:
+        _failed.add(read)
         return None
 
 

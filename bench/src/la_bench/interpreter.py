@@ -27,6 +27,10 @@ MOST_STATES = 256
 """Heads x rows of a call that is judged: a light load, and one or two seconds."""
 
 
+END_SECONDS = 60
+"""What a process may take to end by itself."""
+
+
 class Interpreter:
     """The other process; it starts with the first call."""
 
@@ -65,7 +69,11 @@ class Interpreter:
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            self._process.communicate()
+            try:
+                self._process.communicate(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
             self._process = None
 
 

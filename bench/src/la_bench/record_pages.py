@@ -47,7 +47,7 @@ class GridRun:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """The newest outcome of the shared suite on one backend and type of device."""
+    """The newest outcome of the shared suite on one backend and type of device, of files of one name."""
 
     target: str
     file: str
@@ -82,17 +82,18 @@ def newest_grids(folder: Path, card: str) -> list[GridRun]:
 
 
 def newest_suites(folder: Path, card: str) -> list[SuiteRun]:
-    """The newest outcome of every backend and type of device."""
-    newest: dict[str, SuiteRun] = {}
+    """The newest outcome of every backend, type of device and name of a file."""
+    newest: dict[tuple[str, str], SuiteRun] = {}
     for path in sorted((folder / card).glob(f"*/{SUITES}")):
         data = json.loads(path.read_text(encoding="utf-8"))
         when, torch = data["environment"]["date"], data["environment"]["torch"]
         for target, outcomes in data["outcomes"].items():
             counts = {outcome: len(tests) for outcome, tests in outcomes.items()}
             run = SuiteRun(target, path.relative_to(folder).as_posix(), counts, when, torch)
-            if target not in newest or newest[target].when < when:
-                newest[target] = run
-    return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target))
+            key = target, path.name if path.name != f"suite-{target.rpartition('-')[0]}.json" else "suite.json"
+            if key not in newest or newest[key].when < when:
+                newest[key] = run
+    return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target, run.file))
 
 
 def card_page(folder: Path, card: str) -> str:
@@ -203,9 +204,10 @@ def _versions(row: Row) -> list[tuple[str, str | None]]:
 
 
 def _age(run: GridRun) -> tuple[bool, str]:
-    """Newer runs compare greater, and full ones greater than quick ones."""
+    """Newer runs compare greater, and full ones greater than quick ones and than those that were interrupted."""
     environment = run.rows[0].environment
-    return not environment.quick, environment.utc
+    whole = not environment.quick and all(row.status != "interrupted" for row in run.rows)
+    return whole, environment.utc
 
 
 def _backends(rows: Sequence[Row]) -> list[str]:

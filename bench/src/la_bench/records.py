@@ -17,8 +17,8 @@ from la_bench.report_text import count, listing
 from la_core.conformance.source_hash import source_hash
 
 VERSIONS = ("torch", "triton", "cutlass_dsl", "python", "driver")
-BENCH = "la_bench"
-"""Rows name it, but a record does not become stale when only the program that measured has changed."""
+CORE, BENCH = "la_core", "la_bench"
+"""Rows name the latter, but a record does not become stale when only the program that measured has changed."""
 
 Hashes = dict[str, frozenset[str]]
 """Hashes of the sources that ran, by package of the core and of la-bench, or by name of a backend."""
@@ -109,6 +109,8 @@ def sources_cell(hashes: Hashes, present: PresentHash) -> str:
     same = [name for name in names if name not in changed]
     if same:
         parts.append(f"current: {listing(same)}")
+    if CORE not in names:
+        parts.append(f"{CORE} not recorded")
     return "; ".join(parts)
 
 
@@ -130,14 +132,16 @@ def summary_lines(records: Sequence[Record], present: PresentHash) -> list[str]:
         changed = [source for source in changed_since(file.hashes, present) if present(source) is not None]
         if changed:
             stale.append(f"stale: {name}: {listing(changed)} changed since")
-    return [f"{count(len(records), 'record')}, {count(len(files), 'file')}, {len(stale)} of them stale.", *stale]
+    unknown = sum(not set(file.hashes) - {BENCH} for _, file in files)
+    total = f"{count(len(records), 'record')}, {count(len(files), 'file')}"
+    return [f"{total}: {len(stale)} stale, {unknown} of unknown sources.", *stale]
 
 
 def present_hash(name: str) -> str | None:
     """See :data:`PresentHash`."""
     from la_bench.variants import backend_facts
 
-    if name in ("la_core", BENCH):
+    if name in (CORE, BENCH):
         return source_hash(name)
     return backend_facts(name).source_hash
 
@@ -145,9 +149,9 @@ def present_hash(name: str) -> str | None:
 def _read_file(path: Path) -> RecordFile:
     try:
         text = path.read_text(encoding="utf-8")
-        entries = [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
-        return _describe(path, entries)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as reason:
+        lines = [line for line in text.split("\n") if line] if path.suffix == ".jsonl" else [text]
+        return _describe(path, [json.loads(line) for line in lines])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as reason:
         raise UsageError(f"{path} cannot be read as a file of a record: {type(reason).__name__}: {reason}") from reason
 
 

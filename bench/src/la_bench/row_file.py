@@ -54,6 +54,9 @@ class RowFile:
         if self.written and not self.path.exists():
             # Somebody moved or removed it: a file that lacks the first rows would pass for a whole one.
             raise FileNotFoundError(2, "It is gone")
+        if self.written:
+            # What lies behind the rows that are known to be there was interrupted, and comes again.
+            os.truncate(self.path, self._bytes)
         with self.path.open("ab" if self.written else "wb", buffering=0) as file:
             try:
                 left = memoryview(content)
