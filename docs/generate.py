@@ -78,7 +78,7 @@ def installed_rows() -> list[Row]:
     rows = []
     for name in KNOWN_NAMES:
         if name not in infos:
-            sys.exit(f"docs/generate.py: la-{name} is not installed; the tables are of all packages of this repository.")
+            sys.exit(f"docs/generate.py: la-{name} is not installed; the tables show all packages of the repository.")
         info = infos[name]
         if info.error is not None:
             sys.exit(f"docs/generate.py: {info.error}")
