@@ -15,6 +15,7 @@ from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
 from la_bench.grid import GRID_FULL, GRID_QUICK, STATE_DTYPES, GridPoint, estimate_seconds, in_words
 from la_bench.peers import PEERS, select_peers
+from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
 from la_bench.report_text import STATUS_WORDS, error, percent, time, times
 from la_bench.row_file import RowFile
@@ -114,6 +115,9 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
 def _show_rows(rows: Sequence[Row]) -> None:
     for table in _grid_tables(rows) if rows[0].workload.grid else [_compare_table(rows)]:
         show(table)
+    kernels = kernel_table(rows)
+    if kernels is not None:
+        show(filled_table("kernels made, over the whole run", kernels))
     for backend, reason in dict.fromkeys(
         (f"{STATUS_WORDS[row.status]}: {row.backend.name} on {row.workload.name}", row.reason)
         for row in rows

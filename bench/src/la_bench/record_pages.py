@@ -12,9 +12,9 @@ from pathlib import Path
 
 from la_bench.compare_runs import read_rows
 from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
-from la_bench.report_content import against_others, notes, ours
+from la_bench.report_content import against_others, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
-from la_bench.report_text import count, listing, number, times
+from la_bench.report_text import KERNELS_MADE, count, listing, number, times
 from la_bench.rows import Result, Row, ok_rows
 from la_core.backends.discover_backends import KNOWN_NAMES
 
@@ -172,6 +172,9 @@ def _grid_section(run: GridRun) -> list[Block]:
     host = host_table(rows)
     if host is not None:
         blocks += [Paragraph("Host time in microseconds, over the points with small calls:"), host]
+    kernels = kernel_table(rows)
+    if kernels is not None:
+        blocks += [Paragraph(KERNELS_MADE), kernels]
     blocks += [Paragraph("Relative L2 error against float64 in the worst (row, head):"), accuracy_table(rows)]
     return [*blocks, *notes(rows)[1:]]
 

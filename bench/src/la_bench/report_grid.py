@@ -12,6 +12,7 @@ from la_bench.report_content import (
     environment_blocks,
     fastest_peer,
     judged_only,
+    kernel_blocks,
     not_run,
     notes,
     ours,
@@ -63,6 +64,7 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         blocks += [Heading(2, "Accuracy"), Paragraph(words), accuracy_table(rows)]
     return [
         *blocks,
+        *kernel_blocks(rows),
         *notes(rows),
         *not_run(rows),
         *environment_blocks(rows),

@@ -111,6 +111,13 @@ HOW_TO_READ = (
     ),
 )
 
+KERNELS_MADE = (
+    "Kernels that each backend made ready over the whole run, and the seconds that this took: what the calls in which "
+    "they were made cost beyond later ones. The first such call also imports the compiler, where one is needed. A "
+    "kernel that was made for one variant or call is there for all that come after it."
+)
+"""Explains the table of kernels."""
+
 GRID_TERMS = {
     "Gate": "before anything is timed, a variant makes one of the calls that are timed, on the same tensors. Up to six "
     "of its rows are judged against float64 per (row, head), and every slot that the call does not name is compared "
