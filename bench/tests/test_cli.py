@@ -92,6 +92,7 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["compare", "--grid", "8", "--state-dtype", "int8"],
         ["tune", "--units", "0"],
         ["tune", "--units", "8,x"],
+        ["tune", "--heads", "0"],
         ["host", "--max-ratio", "x"],
         ["host", "--max-ratio", "0"],
         ["host", "--samples", "0"],
