@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("host",), ("ref",)],
+    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("first",), ("host",), ("ref",)],
     ids=lambda c: " ".join(c) or "none",
 )
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:
@@ -96,6 +96,8 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["host", "--max-ratio", "x"],
         ["host", "--max-ratio", "0"],
         ["host", "--samples", "0"],
+        ["first"],
+        ["first", "--backend", "ref", "--max-ms", "0"],
         ["ref", "--rounds", "0"],
     ],
     ids=" ".join,

@@ -15,6 +15,7 @@ from la_bench.version import __version__
 COMMAND_MODULES = {
     "compare": "compare_command",
     "tune": "tune_command",
+    "first": "first_command",
     "host": "commands",
     "ref": "commands",
     "diff": "file_commands",
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, metavar="DIR", help="default: bench/records of the checkout that la-bench lies in"
     )
     _add_tune(commands)
+    _add_first(commands)
     host = commands.add_parser(
         "host",
         help="what la_core.decode costs from Python",
@@ -169,6 +171,30 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--heads", type=_count, metavar="H", help="of every call (default: 8, and more where 512 rows do not suffice)"
     )
     tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
+
+
+def _add_first(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    first = commands.add_parser(
+        "first",
+        help="what the first call of a process costs",
+        description="Time the first decode call of fresh processes beside a later one, imports not counted: as the "
+        "backend is installed (nothing cached, prebuilt kernels if it has them), with its kernels in the disk cache, "
+        "and with neither. Folders of caches are temporary; nobody's own cache is read or written.",
+    )
+    first.add_argument("--backend", required=True, metavar="NAME", help="the backend")
+    first.add_argument(
+        "--modes", type=_names, default=(), metavar="A,B", help="of installed, warm, cold (default: all it has)"
+    )
+    first.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if there is one"
+    )
+    first.add_argument("--samples", type=_count, default=5, metavar="N", help="processes of each mode (default: 5)")
+    first.add_argument(
+        "--max-ms",
+        type=_positive,
+        metavar="X",
+        help="exit with status 1 if a first call takes more than X ms longer than a later one, by the medians",
+    )
 
 
 def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
