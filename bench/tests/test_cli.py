@@ -132,6 +132,7 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Capture) -> None:
     for name in ("report.md", "report.html", "rows.jsonl"):
         assert (out / name).stat().st_size > 0
         assert str(out / name) in printed
+    assert re.match(r"1 workload x \d+ variants, about \d+ s\. Ctrl-C keeps what is done\.\n", printed)
     assert "minimax-01-tp8/light" in printed
     rows = from_json_lines((out / "rows.jsonl").read_text())
     ref = next(row for row in rows if row.backend.name == "ref")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
+from la_bench.grid_plots import host_bars
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
 from la_bench.report_plots import accuracy_plot, share_plot, time_plot
 from la_bench.report_text import (
@@ -29,6 +30,8 @@ STEADY = 1.25
 
 NARROW = 1.5
 """So is a p80 that is more than this factor above p20."""
+
+HOST_CAPTION = "Host time of a call of the smallest batch: median over the workloads, and from the least to the most."
 
 GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
 
@@ -232,6 +235,7 @@ def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[st
 def _plots(rows: Sequence[Row]) -> list[Block]:
     if not ok_rows(rows):
         return []
+    host = host_bars(rows)
     return [
         Heading(2, "Plots"),
         Plot(
@@ -244,6 +248,7 @@ def _plots(rows: Sequence[Row]) -> list[Block]:
             "Time per call: median with a bar from p20 to p80, lower is better. The upright stroke is the copy floor.",
             time_plot(rows),
         ),
+        *([] if host is None else [Plot("host_time", HOST_CAPTION, host)]),
         Plot(
             "accuracy",
             "Relative L2 error against float64 in the worst (row, head), lower is better: output and state.",
