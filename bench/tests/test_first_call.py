@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,17 @@ import la_bench.first_call
 import la_bench.first_call_process
 from la_bench.cli import main
 from la_bench.errors import UsageError
-from la_bench.first_call import FirstCall, ask_process, first_table, measure_first, modes_of, select_modes
+from la_bench.first_call import (
+    FirstCall,
+    ask_process,
+    first_table,
+    measure_first,
+    modes_of,
+    read_first_call,
+    select_modes,
+)
 from la_bench.first_call_process import LATER_CALLS, first_call
+from la_bench.variants import backend_facts
 from la_core import DecodeProblem
 
 Capture = pytest.CaptureFixture[str]
@@ -85,18 +95,18 @@ def test_a_mode_that_fails_leaves_the_others() -> None:
     installed, warm = measure_first("cute", "la_cute", "cuda", ("installed", "warm"), 2, ask=ask)
     assert (installed.fault, len(installed.first)) == (None, 2)
     assert (warm.fault, warm.first) == ("there is no compiler", [])
-    assert [line[0] for line in first_table([installed, warm]).rows] == ["installed"]
+    assert [line[1] for line in first_table([installed, warm]).rows] == ["installed"]
 
 
 def test_the_table() -> None:
-    one, other = FirstCall("installed"), FirstCall("cold")
+    one, other = FirstCall("cute", "installed"), FirstCall("cute", "cold")
     one.add({"parts": {"discovery": 4.0, "library": 6.0, "rest": 5.0}, "later": [1.0], "kernels": {"prebuilt": 1}})
     other.add({"parts": {"discovery": 4.0, "rest": 500.0}, "later": [3.0], "kernels": {}})
     table = first_table([one, other])
     assert table.columns[-4:] == ("discovery", "library", "rest", "kernels")
     assert table.rows == (
-        ("installed", "15.0", "15.0 to 15.0", "1.00", "14.0", "4.00", "6.00", "5.00", "1 prebuilt"),
-        ("cold", "504", "504 to 504", "3.00", "501", "4.00", "-", "500", "-"),
+        ("cute", "installed", "15.0", "15.0 to 15.0", "1.00", "14.0", "4.00", "6.00", "5.00", "1 prebuilt"),
+        ("cute", "cold", "504", "504 to 504", "3.00", "501", "4.00", "-", "500", "-"),
     )
     assert "library" not in first_table([other]).columns
 
@@ -134,11 +144,19 @@ def test_the_library_of_la_cute_is_a_part_of_its_own(monkeypatch: pytest.MonkeyP
     assert [(key.arch, key.aligned, key.K) for key in asked] == [("sm_90a", True, 128)]
 
 
-def test_first_from_end_to_end(capsys: Capture) -> None:
-    assert main(["first", "--backend", "ref", "--device", "cpu", "--samples", "2", "--max-ms", "1e9"]) == 0
+def test_first_from_end_to_end(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "first.jsonl"
+    arguments = ["--backend", "ref", "--device", "cpu", "--samples", "2", "--max-ms", "1e9", "--out", str(out)]
+    assert main(["first", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "first decode call of a process, ref" in printed
-    for word in ("installed", "discovery", "rest"):
+    assert "first decode call of a process" in printed
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (row["backend"], row["source_hash"]) == ("ref", backend_facts("ref").source_hash)
+    assert row["environment"]["device"] == "cpu"
+    result = read_first_call(row)
+    assert len(result.first) == len(result.later) == 2
+    assert result.first == [sum(parts) for parts in zip(*result.parts.values(), strict=True)]
+    for word in ("ref", "installed", "discovery", "rest"):
         assert word in printed
     assert "OVER THE LIMIT" not in printed
 

@@ -195,6 +195,7 @@ def _add_first(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help="exit with status 1 if a first call takes more than X ms longer than a later one, by the medians",
     )
+    first.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each mode")
 
 
 def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

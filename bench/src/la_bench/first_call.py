@@ -10,15 +10,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from la_bench.environment import Environment
 from la_bench.errors import UsageError
 from la_bench.report_blocks import Table
 from la_bench.report_text import listing, number
 from la_bench.timing import Spread, Tick, spread
 
-INSTALLED, WARM, COLD = "installed", "warm", "cold"
+SCHEMA = 1
+
+MODES = INSTALLED, WARM, COLD = "installed", "warm", "cold"
 
 PARTS = ("discovery", "library", "rest")
 """Of a first call: finding and loading the backend; reading its sources and its library of prebuilt kernels, where it
@@ -55,7 +58,7 @@ CACHES = {
 
 @dataclass
 class FirstCall:
-    """Samples of one mode, one of each process, in milliseconds.
+    """Samples of one backend and mode, one of each process, in milliseconds.
 
     Attributes
     ----------
@@ -67,6 +70,7 @@ class FirstCall:
         Why a process of this mode failed; no other was started then.
     """
 
+    backend: str
     mode: str
     parts: dict[str, list[float]] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
@@ -134,7 +138,7 @@ def measure_first(
     first; in the mode `warm` it also fills the cache.
     """
     ask = ask or ask_process
-    results = [FirstCall(mode) for mode in modes]
+    results = [FirstCall(backend, mode) for mode in modes]
     imports: dict[str, list[str]] = {}
     with ExitStack() as stack:
 
@@ -184,15 +188,42 @@ def ask_process(options: Mapping[str, Any], variables: Mapping[str, str]) -> Map
 
 
 def first_table(results: Sequence[FirstCall]) -> Table:
-    """A line for each mode that was measured; parts that no mode has are left out."""
+    """A line for each that was measured; parts that none has are left out."""
     parts = [name for name in PARTS if any(name in result.parts for result in results)]
     lines = []
     for result in results:
         if result.fault is not None:
             continue
         first = spread(result.first)
-        cells = [result.mode, number(first.median), f"{number(first.p20)} to {number(first.p80)}"]
+        cells = [result.backend, result.mode, number(first.median), f"{number(first.p20)} to {number(first.p80)}"]
         cells += [number(statistics.median(result.later)), number(result.beyond.median)]
         cells += [number(statistics.median(result.parts[name])) if name in result.parts else "-" for name in parts]
         lines.append((*cells, listing([f"{n} {origin}" for origin, n in sorted(result.kernels.items())]) or "-"))
-    return Table(("mode", "first ms", "p20 to p80", "later ms", "beyond ms", *parts, "kernels"), tuple(lines))
+    columns = ("backend", "mode", "first ms", "p20 to p80", "later ms", "beyond ms", *parts, "kernels")
+    return Table(columns, tuple(lines), text_columns=2)
+
+
+def first_json_lines(results: Sequence[FirstCall], source_hash: str | None, environment: Environment) -> str:
+    """One object for each mode."""
+    lines = []
+    for result in results:
+        row = {
+            "schema": SCHEMA,
+            "backend": result.backend,
+            "source_hash": source_hash,
+            "mode": result.mode,
+            "first_ms": result.first,
+            "later_ms": result.later,
+            "parts_ms": result.parts,
+            "kernels": result.kernels,
+            "fault": result.fault,
+            "environment": asdict(environment),
+        }
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def read_first_call(row: Mapping[str, Any]) -> FirstCall:
+    """The samples of such an object."""
+    measured = (row["parts_ms"], row["first_ms"], row["later_ms"], row["kernels"], row["fault"])
+    return FirstCall(row["backend"], row["mode"], *measured)

@@ -6,12 +6,14 @@ from argparse import Namespace
 
 import torch
 
-from la_bench.environment import cpu_model
+from la_bench.environment import read_environment
 from la_bench.errors import UsageError
-from la_bench.first_call import first_table, measure_first, select_modes
+from la_bench.first_call import first_json_lines, first_table, measure_first, select_modes
 from la_bench.first_call_process import SIZE, B, H, P
 from la_bench.gpu_timing import require_cuda
 from la_bench.terminal import filled_table, print_line, progress_bar, show
+from la_bench.variants import backend_facts
+from la_bench.write_report import check_file, write_file
 from la_core import BackendUnavailable, DecodeProblem
 from la_core.backends.discover_backends import load_backend
 from la_core.spec.decode_problem import compute_capability
@@ -24,6 +26,9 @@ def first(options: Namespace) -> int:
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
     package = _package(options.backend, device)
     modes = select_modes(options.backend, options.modes)
+    environment = read_environment(device, seed=0, quick=False)
+    if options.out is not None:
+        check_file(options.out)
     with progress_bar() as progress:
         task = progress.add_task("first calls", total=1.0)
 
@@ -31,8 +36,9 @@ def first(options: Namespace) -> int:
             progress.update(task, completed=done)
 
         results = measure_first(options.backend, package, device.type, modes, options.samples, tick)
-    machine = cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    show(filled_table(f"first decode call of a process, {options.backend}, {machine}", first_table(results)))
+    show(filled_table(f"first decode call of a process, {environment.machine}", first_table(results)))
+    if options.out is not None:
+        write_file(options.out, first_json_lines(results, backend_facts(options.backend).source_hash, environment))
     limit = options.max_ms
     broken = [result for result in results if result.fault is not None]
     for result in broken:
