@@ -22,7 +22,7 @@ from la_bench.report_content import kernel_table
 from la_bench.rows import KernelsMade, Row, from_json_lines, to_json_lines
 from la_bench.run_grid import run_grid
 from la_bench.timing import Effort, Lap
-from la_bench.variants import backend_variants
+from la_bench.variants import BackendVariant, backend_variants
 from la_bench.write_report import render_report
 from la_core import DecodeProblem
 from la_ref.backend import RefBackend
@@ -51,19 +51,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Compiling(RefBackend):
-    """la-ref, which takes its time before the first call with a number of heads."""
+    """la-ref, which takes its time before the first call with a number of heads, and with overlap again."""
 
     name = "compiling"
 
     def __init__(self, clock: Clock) -> None:
-        self.kernels: dict[int, str] = {}
+        self.kernels: dict[tuple[int, bool], str] = {}
         self.clock = clock
 
     def decode(self, problem: DecodeProblem, *arguments: object) -> None:  # type: ignore[override]
         self.clock.now += CALL_S
-        if problem.H not in self.kernels:
+        key = problem.H, problem.overlap
+        if key not in self.kernels:
             self.clock.now += MAKING_S
-            self.kernels[problem.H] = "disk" if problem.H == 4 else "compiled"
+            self.kernels[key] = "disk" if problem.H == 4 else "compiled"
         super().decode(problem, *arguments)  # type: ignore[arg-type]
 
 
@@ -84,8 +85,9 @@ def compiling(clock: Clock, install: Callable[[object], None], monkeypatch: pyte
     return backend
 
 
-def run(*points: tuple[int, int]) -> list[Row]:
+def run(*points: tuple[int, int], overlap: bool = False) -> list[Row]:
     variants = backend_variants(("compiling", "ref"), None)
+    variants += [BackendVariant("compiling", overlap=True)] if overlap else []
     environment = read_environment(CPU, seed=0, quick=True)
     return run_grid([GridPoint(H, B, device_type="cpu") for H, B in points], variants, CPU, environment, TINY)
 
@@ -102,8 +104,15 @@ def test_each_row_has_the_kernels_that_were_made_for_it() -> None:
     assert from_json_lines(to_json_lines(rows)) == rows
 
 
+@pytest.mark.usefixtures("compiling")
+def test_variants_of_one_backend_count_their_own_kernels() -> None:
+    made = {row.backend.name: row.kernels for row in run((2, 1), overlap=True)}
+    one = KernelsMade(1, MAKING_S, {"compiled": 1})
+    assert made == {"compiling": one, "compiling+overlap": one, "ref": None}
+
+
 def test_what_a_run_made_before_belongs_to_no_row(compiling: Compiling) -> None:
-    compiling.kernels[2] = "compiled"
+    compiling.kernels[2, False] = "compiled"
     made = run((2, 1))[0].kernels
     assert made == KernelsMade(0, 0.0, {})
 

@@ -39,25 +39,31 @@ def kernel_counter(package: str) -> KernelCounter | None:
 
 
 class KernelWatch:
-    """Watches the calls that a backend makes for one subject."""
+    """Watches the calls that a variant makes for one subject.
+
+    Only what is made inside of its calls counts: a backend has one counter for all of its variants.
+    """
 
     def __init__(self, counter: KernelCounter) -> None:
         self._counter = counter
-        self._kernels_before = counter.made()
-        self._origins_before = self._origins()
+        self._kernels = 0
+        self._origins: Counter[str] = Counter()
         self._making: list[float] = []
         self._later: list[float] = []
 
     @contextmanager
     def call(self) -> Iterator[None]:
         """Time a call, and see whether kernels were made in it. A call that raises does not count."""
-        before = self._counter.made()
+        kernels, origins = self._counter.made(), self._origins_now()
         wait_for_gpu()
         start = perf_counter()
         yield
         wait_for_gpu()
         seconds = perf_counter() - start
-        (self._making if self._counter.made() > before else self._later).append(seconds)
+        made = self._counter.made() - kernels
+        self._kernels += made
+        self._origins += self._origins_now() - origins
+        (self._making if made else self._later).append(seconds)
 
     def make_all(self, lap: Lap) -> None:
         """Make every distinct call twice: the first one makes the kernels it needs, the second finds them there."""
@@ -73,9 +79,7 @@ class KernelWatch:
             return None
         later = statistics.median(self._later) if self._later else 0.0
         seconds = max(0.0, sum(self._making) - len(self._making) * later)
-        origins = self._origins()
-        new = None if origins is None else dict(origins - (self._origins_before or Counter()))
-        return KernelsMade(self._counter.made() - self._kernels_before, seconds, new)
+        return KernelsMade(self._kernels, seconds, None if self._counter.origins is None else dict(self._origins))
 
-    def _origins(self) -> Counter[str] | None:
-        return None if self._counter.origins is None else Counter(self._counter.origins())
+    def _origins_now(self) -> Counter[str]:
+        return Counter() if self._counter.origins is None else Counter(self._counter.origins())
