@@ -30,7 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("host",), ("ref",)],
+    [(), ("compare",), ("diff",), ("report",), ("records",), ("tune",), ("first",), ("host",), ("ref",)],
     ids=lambda c: " ".join(c) or "none",
 )
 def test_help(command: tuple[str, ...], capsys: Capture) -> None:
@@ -92,9 +92,12 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["compare", "--grid", "8", "--state-dtype", "int8"],
         ["tune", "--units", "0"],
         ["tune", "--units", "8,x"],
+        ["tune", "--heads", "0"],
         ["host", "--max-ratio", "x"],
         ["host", "--max-ratio", "0"],
         ["host", "--samples", "0"],
+        ["first"],
+        ["first", "--backend", "ref", "--max-ms", "0"],
         ["ref", "--rounds", "0"],
     ],
     ids=" ".join,
@@ -129,6 +132,7 @@ def test_a_quick_run_from_end_to_end(tmp_path: Path, capsys: Capture) -> None:
     for name in ("report.md", "report.html", "rows.jsonl"):
         assert (out / name).stat().st_size > 0
         assert str(out / name) in printed
+    assert re.match(r"1 workload x \d+ variants, about \d+ s\. Ctrl-C keeps what is done\.\n", printed)
     assert "minimax-01-tp8/light" in printed
     rows = from_json_lines((out / "rows.jsonl").read_text())
     ref = next(row for row in rows if row.backend.name == "ref")

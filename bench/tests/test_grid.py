@@ -16,7 +16,7 @@ from la_bench.cli import main
 from la_bench.environment import read_environment
 from la_bench.grid import GRID_FULL, MAX_CALLS, MIN_CALLS, POOL_ELEMENTS, GridPoint, estimate_seconds, in_words
 from la_bench.grid_spec import DEFAULT_GRID, parse_grid
-from la_bench.report_grid import host_table, ratio_table, time_table
+from la_bench.report_grid import host_table, memory_table, ratio_table, time_table
 from la_bench.rows import Row, from_json_lines
 from la_bench.run_grid import GridTensors, run_grid
 from la_bench.tensors import DecodeCall
@@ -166,6 +166,20 @@ def test_tables_of_a_grid(rows: list[Row], make_row: MakeRow) -> None:
     assert host is not None
     assert host.rows[0] == ("triton", "264", "8.00 to 519")
     assert [line[0] for line in host.rows] == ["triton", "triton+overlap", "sglang"]
+
+
+def test_extra_memory_of_a_grid(make_row: MakeRow) -> None:
+    def needs(size: int, backend: str, B: int) -> Row:
+        row = make_row(backend=backend, grid=(8, B))
+        assert row.result is not None
+        return replace(row, result=replace(row.result, extra_bytes=size))
+
+    rows = [needs(0, "triton", 1), needs(1 << 20, "fla", 1), needs(0, "triton", 512), needs(3 << 29, "fla", 512)]
+    assert memory_table(rows).rows == (
+        ("triton", "0.0 MiB", "0.0 MiB", "all"),
+        ("fla", "1.0 MiB", "1536.0 MiB", "H8/B512"),
+    )
+    assert "| fla | 1.0 MiB | 1536.0 MiB | H8/B512 |" in render_report(rows)["report.md"]
 
 
 def test_the_summary_says_where_and_beside_whom(make_row: MakeRow) -> None:

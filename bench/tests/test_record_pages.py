@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from la_bench.first_call import FirstCall, first_json_lines
 from la_bench.record_pages import card_page, cards, newest_grids, newest_suites, readme_table, speed_table
-from la_bench.rows import Row, to_json_lines
+from la_bench.records import read_records
+from la_bench.rows import KernelsMade, Row, to_json_lines
 
 MakeRow = Callable[..., Row]
 
@@ -124,6 +127,36 @@ def test_the_newest_suite_of_each_backend(tmp_path: Path) -> None:
     ]
     page = card_page(tmp_path, "a-card")
     assert "| triton-cuda | a-card/two/suite-x.json | 2026-01-02 | 2.11.0 | 3 | 0 | 0 |" in page
+
+
+def test_the_newest_first_calls_of_each_backend_and_mode(tmp_path: Path, make_row: MakeRow) -> None:
+    def calls(backend: str, mode: str, first: float, fault: str | None = None) -> FirstCall:
+        samples: list[float] = [] if fault else [first]
+        return FirstCall(backend, mode, {"rest": samples}, samples, [1.0] * len(samples), {"compiled": 1}, fault)
+
+    for run, utc, results in (
+        ("one", "2026-01-01", [calls("cute", "installed", 9.0), calls("cute", "cold", 900.0)]),
+        ("two", "2026-01-02", [calls("cute", "installed", 8.0), calls("cute", "cold", 0.0, "no compiler")]),
+        ("two", "2026-01-02", [calls("triton", "warm", 20.0)]),
+    ):
+        file = tmp_path / "a-card" / run / f"first-{results[0].backend}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(first_json_lines(results, "ab", measured(make_row(), utc).environment))
+    page = card_page(tmp_path, "a-card")
+    assert "## The first call of a process" in page
+    assert re.findall(r"^\| (cute|triton) \| (\w+) \| (\S+) \|", page, re.MULTILINE) == [
+        ("cute", "installed", "8.00"),
+        ("cute", "cold", "900"),
+        ("triton", "warm", "20.0"),
+    ]
+    assert "From a-card/two/first-cute.jsonl (2026-01-02), a-card/one/first-cute.jsonl (2026-01-01)" in page
+    newer = next(record for record in read_records(tmp_path) if record.run == "two")
+    assert [file.what for file in newer.files] == ["first calls: cute installed", "first calls: triton warm"]
+
+
+def test_kernels_made_are_on_the_page(tmp_path: Path, triton: Row) -> None:
+    put(tmp_path, "one/grid.jsonl", [replace(measured(triton, "2026-01-01"), kernels=KernelsMade(3, 1.5, None))])
+    assert "| triton | - | 3 | 1.500 |" in card_page(tmp_path, "a-card")
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path, rows: list[Row]) -> None:

@@ -69,6 +69,20 @@ def test_files(rows: Sequence[Row], tmp_path: Path) -> None:
         assert name in names
 
 
+def test_host_times_are_a_plot_of_their_own_where_there_are_some(make_row: MakeRow) -> None:
+    rows = [
+        make_row(backend="cute", host_us=5.0),
+        make_row("minicpm-sala/heavy", "cute", host_us=7.0),
+        make_row(backend="in-place floor", kind="floor", host_us=99.0),
+    ]
+    files = render_report(rows)
+    assert "cute" in files["host_time.svg"]
+    assert "floor" not in files["host_time.svg"]
+    assert re.findall(r"\]\((\S+?)\)", files["report.md"]) == [
+        *("share_of_copy.svg", "time.svg", "host_time.svg", "accuracy.svg")
+    ]
+
+
 def test_sections_come_in_order(rows: Sequence[Row]) -> None:
     files = render_report(rows)
     assert re.findall(r"^## (.*)$", files["report.md"], re.MULTILINE) == SECTIONS

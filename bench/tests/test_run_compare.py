@@ -17,10 +17,10 @@ from la_bench.errors import UsageError
 from la_bench.extra_memory import peak_extra_bytes
 from la_bench.roofline import roofline
 from la_bench.rows import Row, from_json_lines, to_json_lines
-from la_bench.run_compare import run_compare
-from la_bench.timing import Effort, spread
+from la_bench.run_compare import estimate_workload_seconds, run_compare
+from la_bench.timing import FULL, Effort, spread
 from la_bench.variants import BackendVariant, backend_variants, select_backends
-from la_bench.workloads import Workload, make_workload
+from la_bench.workloads import Workload, make_workload, select_workloads
 from la_core.conformance.tolerances import UNIT_ROUNDOFF
 
 Install = Callable[[object], None]
@@ -167,6 +167,13 @@ def test_every_wrong_backend_is_judged_by_the_same_truth(
     assert gate.judge(BackendVariant("ref")).faults == ()
     assert gate.judge(BackendVariant("wrong")).faults
     assert gate.judge(BackendVariant("ref")).faults == ()
+
+
+def test_the_estimate_of_a_full_run_on_a_cpu_is_less_than_two_minutes() -> None:
+    workloads = len(select_workloads("cpu", (), quick=False))
+    one = estimate_workload_seconds(3, FULL["cpu"], "cpu")
+    assert FULL["cpu"].seconds < one < estimate_workload_seconds(12, FULL["cpu"], "cpu")
+    assert 30 < workloads * one < 120
 
 
 def test_backend_selection() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +16,25 @@ from la_bench.cli import main
 from la_bench.environment import read_environment
 from la_bench.errors import UsageError
 from la_bench.timing import Lap, Timing
-from la_bench.tune import UNITS, PackageBackend, TunedPoint, tune, tune_json_lines, tune_points, tune_table
+from la_bench.tune import (
+    UNITS,
+    Measure,
+    PackageBackend,
+    TunableBackend,
+    TunedPoint,
+    default_units,
+    tunable_backends,
+    tune,
+    tune_json_lines,
+    tune_points,
+    tune_table,
+)
+from la_bench.tune_command import tune_in_turn
 from la_bench.variants import backend_facts
 from la_core import DecodeProblem
 from la_ref.backend import RefBackend
+
+Capture = pytest.CaptureFixture[str]
 
 CPU = torch.device("cpu")
 
@@ -127,6 +144,107 @@ def test_units_become_points() -> None:
         tune_points((12,), torch.float32, "vk", "cuda")
     with pytest.raises(UsageError, match="fit into a pool"):
         tune_points((1 << 20,), torch.float32, "vk", "cuda")
+
+
+def test_heads_can_be_given() -> None:
+    points = tune_points((64, 16384), torch.float32, "vk", "cuda", heads=64)
+    assert [(p.H, p.B) for p in points] == [(64, 1), (64, 256)]
+    # No row too many is made of it: whoever gives the heads gets them.
+    (point,) = tune_points((8192,), torch.float32, "vk", "cuda", heads=8)
+    assert (point.H, point.B) == (8, 1024)
+    with pytest.raises(UsageError, match="multiples of 64 that fit into a pool; got 32"):
+        tune_points((32,), torch.float32, "vk", "cuda", heads=64)
+
+
+def test_the_usual_units_suit_the_heads() -> None:
+    assert default_units(None) == UNITS
+    assert default_units(64) == (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+    assert default_units(8)[-1] == 8 * 512
+    with pytest.raises(UsageError, match="--heads 24 divides none of the usual numbers of states"):
+        default_units(24)
+
+
+def in_turn(backends: Mapping[str, TunableBackend], out: Path | None, measure: Measure = made_up_times) -> int:
+    points = tune_points((4, 8), torch.float32, "vk", "cpu", heads=4)
+    return tune_in_turn(backends, points, CPU, overlap=False, measure=measure, out=out)
+
+
+class GoodTiles(RefWithTiles):
+    def candidates(self, problem: DecodeProblem) -> Sequence[Hashable]:
+        return (Tiles(1), Tiles(2))
+
+
+@pytest.fixture
+def short_laps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(la_bench.grid.LAP_BYTES, "cpu", 1 << 20)
+
+
+@pytest.mark.usefixtures("short_laps")
+def test_several_backends_have_a_table_each_and_one_file(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "tiles.jsonl"
+    assert in_turn({"ref": GoodTiles(), "other": GoodTiles()}, out) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"tiles of (\w+), float32, vk, 4 heads", printed) == ["ref", "other"]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["backend"], row["H"], row["B"]) for row in rows] == [
+        (name, 4, B) for name in ("ref", "other") for B in (1, 2) for _ in range(2)
+    ]
+    assert rows[0]["source_hash"] != rows[-1]["source_hash"]
+
+
+@pytest.mark.usefixtures("short_laps")
+def test_wrong_tiles_of_one_backend_leave_the_others(tmp_path: Path, capsys: Capture) -> None:
+    assert in_turn({"ref": RefWithTiles(), "other": GoodTiles()}, tmp_path / "tiles.jsonl") == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: ref, rows=8 wrong=False at 4 units: ValueError: too many rows" in printed
+    assert "tiles of other" in printed
+
+
+@pytest.mark.usefixtures("short_laps")
+def test_a_backend_that_raises_leaves_the_others(tmp_path: Path, capsys: Capture) -> None:
+    class Broken(GoodTiles):
+        def chosen(self, problem: DecodeProblem) -> Hashable:
+            raise RuntimeError("no tiles today")
+
+    out = tmp_path / "tiles.jsonl"
+    assert in_turn({"ref": Broken(), "other": GoodTiles()}, out) == 1
+    assert "ref: RuntimeError: no tiles today; states in a call not finished: 4, 8" in capsys.readouterr().out
+    assert {json.loads(line)["backend"] for line in out.read_text().splitlines()} == {"other"}
+
+
+@pytest.mark.usefixtures("short_laps")
+def test_ctrl_c_ends_all_and_keeps_what_is_done(tmp_path: Path, capsys: Capture) -> None:
+    measured = 0
+
+    def measure(laps: Mapping[str, Lap]) -> Timing:
+        nonlocal measured
+        measured += 1
+        if measured == 4:
+            raise KeyboardInterrupt
+        return made_up_times(laps)
+
+    out = tmp_path / "tiles.jsonl"
+    assert in_turn({"ref": GoodTiles(), "other": GoodTiles(), "third": GoodTiles()}, out, measure) == 130
+    printed = capsys.readouterr().out
+    assert "other: stopped by Ctrl-C; states in a call not finished: 8" in printed
+    assert "third: not begun" in printed
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["backend"], row["units"]) for row in rows] == [
+        *[("ref", 4)] * 2,
+        *[("ref", 8)] * 2,
+        *[("other", 4)] * 2,
+    ]
+
+
+def test_all_means_every_backend_that_has_tiles() -> None:
+    pytest.importorskip("triton")
+    pytest.importorskip("la_cute")
+    assert list(tunable_backends(("all",), ("cute", "never-heard-of", "ref", "triton"))) == ["cute", "triton"]
+    assert list(tunable_backends(("triton", "cute"), ())) == ["triton", "cute"]
+    with pytest.raises(UsageError, match="--backend ref cannot be tuned"):
+        tunable_backends(("triton", "ref"), ())
+    with pytest.raises(UsageError, match="no installed backend has tiles"):
+        tunable_backends(("all",), ("ref",))
 
 
 def test_backends_that_cannot_be_tuned() -> None:

@@ -14,7 +14,8 @@ from la_bench.version import __version__
 
 COMMAND_MODULES = {
     "compare": "compare_command",
-    "tune": "commands",
+    "tune": "tune_command",
+    "first": "first_command",
     "host": "commands",
     "ref": "commands",
     "diff": "file_commands",
@@ -116,21 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     records.add_argument(
         "--folder", type=Path, metavar="DIR", help="default: bench/records of the checkout that la-bench lies in"
     )
-    tune = commands.add_parser(
-        "tune",
-        help="which tiles of a backend are the fastest, on a GPU",
-        description="Time every choice of tiles of a backend over 8 to 16384 states in a call, K = V = 128, cold slots "
-        "in random order, and set the present choice against the best.",
-    )
-    tune.add_argument("--backend", default="triton", metavar="NAME", help="default: triton")
-    tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
-    tune.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, default="float32", help="default: float32")
-    tune.add_argument("--overlap", action="store_true", help="with overlap of kernels")
-    tune.add_argument(
-        "--units", type=_counts, metavar="N,N", help="states in a call, heads x rows (default: 8, 16, ... 16384)"
-    )
-    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
-
+    _add_tune(commands)
+    _add_first(commands)
     host = commands.add_parser(
         "host",
         help="what la_core.decode costs from Python",
@@ -157,6 +145,57 @@ def _parser() -> argparse.ArgumentParser:
     ref.add_argument("--blocks", action="store_true", help="sweep la-ref's block size instead")
     ref.add_argument("--rounds", type=_count, default=30, metavar="N", help="samples of each (default: 30)")
     return parser
+
+
+def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help="which tiles of the backends are the fastest, on a GPU",
+        description="Time every choice of tiles of a backend over 8 to 16384 states in a call, K = V = 128, cold slots "
+        "in random order, and set the present choice against the best.",
+    )
+    tune.add_argument(
+        "--backend",
+        type=_names,
+        default=("triton",),
+        metavar="A,B",
+        help="one after the other; all: every installed one that has tiles to choose from (default: triton)",
+    )
+    tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
+    tune.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, default="float32", help="default: float32")
+    tune.add_argument("--overlap", action="store_true", help="with overlap of kernels")
+    tune.add_argument(
+        "--units", type=_counts, metavar="N,N", help="states in a call, heads x rows (default: 8, 16, ... 16384)"
+    )
+    tune.add_argument(
+        "--heads", type=_count, metavar="H", help="of every call (default: 8, and more where 512 rows do not suffice)"
+    )
+    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
+
+
+def _add_first(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    first = commands.add_parser(
+        "first",
+        help="what the first call of a process costs",
+        description="Time the first decode call of fresh processes beside a later one, imports not counted: as the "
+        "backend is installed (nothing cached, prebuilt kernels if it has them), with its kernels in the disk cache, "
+        "and with neither. Folders of caches are temporary; nobody's own cache is read or written.",
+    )
+    first.add_argument("--backend", required=True, metavar="NAME", help="the backend")
+    first.add_argument(
+        "--modes", type=_names, default=(), metavar="A,B", help="of installed, warm, cold (default: all it has)"
+    )
+    first.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if there is one"
+    )
+    first.add_argument("--samples", type=_count, default=5, metavar="N", help="processes of each mode (default: 5)")
+    first.add_argument(
+        "--max-ms",
+        type=_positive,
+        metavar="X",
+        help="exit with status 1 if a first call takes more than X ms longer than a later one, by the medians",
+    )
+    first.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each mode")
 
 
 def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -5,63 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-import torch
 from rich.table import Table
 
-from la_bench.environment import cpu_model, read_environment
+from la_bench.environment import cpu_model
 from la_bench.errors import UsageError
-from la_bench.gpu_timing import GraphTimer, require_cuda
-from la_bench.grid import STATE_DTYPES
 from la_bench.host_overhead import measure_host, over_limit
 from la_bench.ref_cost import IN_TURN, RefCost, measure_blocks, measure_ref
-from la_bench.terminal import filled_table, new_table, print_line, progress_bar, show, spread_cells
-from la_bench.tile_words import show_tiles
-from la_bench.timing import CopyProbe
-from la_bench.tune import EFFORT as TUNE_EFFORT
-from la_bench.tune import UNITS, PackageBackend, tune_json_lines, tune_points, tune_table
-from la_bench.tune import tune as tune_backend
-from la_bench.variants import (
-    backend_facts,
-)
-from la_bench.write_report import check_file, write_file
-from la_core.spec.decode_problem import StateLayout
-
-
-def tune(options: Namespace) -> int:
-    """`la-bench tune`."""
-    require_cuda("tune", instead="")
-    device = torch.device("cuda")
-    layout: StateLayout = options.layout
-    points = tune_points(options.units or UNITS, STATE_DTYPES[options.state_dtype], layout, device.type)
-    backend = PackageBackend(options.backend)
-    if options.out is not None:
-        check_file(options.out)
-    timer, copy = GraphTimer(), CopyProbe(device)
-    with progress_bar() as progress:
-        task = progress.add_task("tiles", total=1.0)
-        tuned, stopped = tune_backend(
-            points,
-            backend,
-            device,
-            overlap=options.overlap,
-            measure=lambda laps: timer.time(laps, copy, TUNE_EFFORT, lambda done: None),
-            tick=lambda done: progress.update(task, completed=done),
-        )
-    words = f"{options.backend}, {options.state_dtype}, {layout}{', overlap' if options.overlap else ''}"
-    show(filled_table(f"tiles of {words}: states in a call, and what the present choice costs", tune_table(tuned)))
-    if options.out is not None and tuned:
-        environment = read_environment(device, seed=0, quick=False)
-        write_file(options.out, tune_json_lines(tuned, backend_facts(options.backend), environment))
-    faults = [(one.units, tile) for one in tuned for tile in one.times if tile.fault]
-    for units, tile in faults:
-        print_line(f"FAILED: {show_tiles(tile.tiles)} at {units} units: {tile.fault}")
-    if stopped is not None:
-        left = ", ".join(str(point.H * point.B) for point in points[len(tuned) :])
-        what = "stopped by Ctrl-C" if isinstance(stopped, KeyboardInterrupt) else f"{type(stopped).__name__}: {stopped}"
-        print_line(f"{what}; states in a call not finished: {left}")
-    if isinstance(stopped, KeyboardInterrupt):
-        return 130
-    return 1 if faults or stopped else 0
+from la_bench.terminal import new_table, print_line, progress_bar, show, spread_cells
 
 
 def host(options: Namespace) -> int:

@@ -15,11 +15,12 @@ from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
 from la_bench.grid import GRID_FULL, GRID_QUICK, STATE_DTYPES, GridPoint, estimate_seconds, in_words
 from la_bench.peers import PEERS, select_peers
+from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
-from la_bench.report_text import STATUS_WORDS, error, percent, time, times
+from la_bench.report_text import STATUS_WORDS, count, error, percent, time, times
 from la_bench.row_file import RowFile
 from la_bench.rows import Row
-from la_bench.run_compare import run_compare
+from la_bench.run_compare import estimate_workload_seconds, run_compare
 from la_bench.run_grid import run_grid
 from la_bench.terminal import filled_table, new_table, print_line, progress_bar, show
 from la_bench.timing import FULL, QUICK, Effort
@@ -86,11 +87,7 @@ def _plan(options: Namespace, device: torch.device) -> Plan:
 
 def _measure(plan: Plan, file: RowFile) -> list[Row]:
     """Run the plan; rows go to the file as soon as they are there."""
-    if plan.points:
-        names = [variant.name for variant in plan.variants]
-        seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
-        size = f"{len(plan.points)} points x {len(names)} variants, about {in_words(seconds)}"
-        print_line(f"{size}. Ctrl-C keeps what is done.")
+    print_line(f"{_size_in_words(plan)}. Ctrl-C keeps what is done.")
     with progress_bar() as progress:
         task = progress.add_task("", total=1.0)
 
@@ -111,9 +108,24 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
                 variant.close()
 
 
+def _size_in_words(plan: Plan) -> str:
+    """What will be run, and about how long that takes."""
+    names = [variant.name for variant in plan.variants]
+    if plan.points:
+        seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
+        subjects = count(len(plan.points), "point")
+    else:
+        seconds = len(plan.workloads) * estimate_workload_seconds(len(names), plan.effort, plan.device.type)
+        subjects = count(len(plan.workloads), "workload")
+    return f"{subjects} x {count(len(names), 'variant')}, about {in_words(seconds)}"
+
+
 def _show_rows(rows: Sequence[Row]) -> None:
     for table in _grid_tables(rows) if rows[0].workload.grid else [_compare_table(rows)]:
         show(table)
+    kernels = kernel_table(rows)
+    if kernels is not None:
+        show(filled_table("kernels made, over the whole run", kernels))
     for backend, reason in dict.fromkeys(
         (f"{STATUS_WORDS[row.status]}: {row.backend.name} on {row.workload.name}", row.reason)
         for row in rows

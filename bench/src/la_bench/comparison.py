@@ -14,6 +14,7 @@ from la_bench.environment import Environment
 from la_bench.extra_memory import peak_extra_bytes
 from la_bench.gpu_state import UNKNOWN, read_gpu
 from la_bench.gpu_timing import GraphTimer
+from la_bench.kernel_watch import KernelWatch
 from la_bench.peers.peer import PeerRefusal, PeerUnavailable
 from la_bench.roofline import roofline
 from la_bench.rows import SCHEMA, Accuracy, Result, Row, Status, WorkloadFacts
@@ -111,6 +112,7 @@ class Comparison:
         self.outcomes: dict[str, Outcome] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.checked: dict[str, Accuracy] = {}
+        self.watches: dict[str, KernelWatch | None] = {}
         self.extra_bytes: dict[str, int] = {}
         self.tiles: dict[str, str | None] = {}
         self.timing = Timing.empty(())
@@ -140,7 +142,8 @@ class Comparison:
             outcome = self.outcomes.get(variant.name, Outcome("ok", None))
             result, accuracy = results.get(variant.name), self.checked.get(variant.name)
             what = (outcome.status, outcome.reason, result, choice, self.bench.environment, accuracy)
-            rows.append(Row(SCHEMA, facts, variant.facts, *what))
+            watch = self.watches.get(variant.name)
+            rows.append(Row(SCHEMA, facts, variant.facts, *what, watch.kernels() if watch else None))
         return rows
 
     def _judge(self, say: Say) -> None:
@@ -151,6 +154,8 @@ class Comparison:
         for variant in self.bench.variants:
             say(name, f"judging {variant.name}")
             try:
+                variant.start()
+                self.watches[variant.name] = variant.watch
                 variant.check(self.subject.problem, padded=self.subject.padded)
                 verdict = self.subject.judge(variant)
             except Exception as reason:
@@ -180,6 +185,9 @@ class Comparison:
                     variant.prepare(calls.lap, self.bench.timer)
                 self.tiles[variant.name] = variant.tiles(calls.lap[calls.largest])
                 lap = variant.lap(calls.lap, calls.stride)
+                watch = self.watches[variant.name]
+                if watch is not None:
+                    watch.make_all(lap)
                 self.extra_bytes[variant.name] = self._extra_bytes(lap, calls.largest)
                 laps[variant.name] = lap
                 hosts[variant.name] = Lap([lap.calls[n] for n in calls.smallest], 0, lap.inside)

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from la_bench.compare_runs import read_rows
+from la_bench.first_call import MODES, FirstCall, first_table, read_first_call
 from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
-from la_bench.report_content import against_others, notes, ours
+from la_bench.report_content import against_others, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
-from la_bench.report_text import count, listing, number, times
+from la_bench.report_text import KERNELS_MADE, count, listing, number, times
 from la_bench.rows import Result, Row, ok_rows
 from la_core.backends.discover_backends import KNOWN_NAMES
 
 GRIDS = "grid*.jsonl"
 SUITES = "suite*.json"
+FIRST_CALLS = "first*.jsonl"
 WRITTEN_BY = "<!-- Written by docs/generate.py from bench/records. Do not edit: run `python docs/generate.py`. -->"
 README_DTYPE, README_LAYOUT = "float32", "vk"
 """The states that the README's table is about."""
@@ -96,12 +98,26 @@ def newest_suites(folder: Path, card: str) -> list[SuiteRun]:
     return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target, run.file))
 
 
+def newest_first_calls(folder: Path, card: str) -> list[tuple[FirstCall, str, str]]:
+    """The newest first calls of every backend and mode that were measured, with their file and when they were."""
+    newest: dict[tuple[str, str], tuple[FirstCall, str, str]] = {}
+    for path in sorted((folder / card).glob(f"*/{FIRST_CALLS}")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found, when = read_first_call(row), row["environment"]["utc"]
+            key = (found.backend, found.mode)
+            if found.fault is None and (key not in newest or newest[key][2] < when):
+                newest[key] = found, path.relative_to(folder).as_posix(), when
+    return sorted(newest.values(), key=lambda one: (_preference(one[0].backend), MODES.index(one[0].mode)))
+
+
 def card_page(folder: Path, card: str) -> str:
     """The page of one card, as Markdown; the same records give the same bytes."""
     runs, suites = newest_grids(folder, card), newest_suites(folder, card)
     blocks: list[Block] = [Heading(1, runs[0].machine if runs else card)]
     if suites:
         blocks += [Heading(2, "The shared suite"), Paragraph("The newest outcome of each backend."), _suites(suites)]
+    blocks += _first_calls(newest_first_calls(folder, card))
     for run in runs:
         blocks += _grid_section(run)
     head, rest = to_markdown(blocks).split("\n", 1)
@@ -173,6 +189,9 @@ def _grid_section(run: GridRun) -> list[Block]:
     host = host_table(rows)
     if host is not None:
         blocks += [Paragraph("Host time in microseconds, over the points with small calls:"), host]
+    kernels = kernel_table(rows)
+    if kernels is not None:
+        blocks += [Paragraph(KERNELS_MADE), kernels]
     blocks += [Paragraph("Relative L2 error against float64 in the worst (row, head):"), accuracy_table(rows)]
     return [*blocks, *notes(rows)[1:]]
 
@@ -196,6 +215,18 @@ def _suites(suites: Sequence[SuiteRun]) -> Table:
         for run in suites
     )
     return Table(("backend and device", "record", "when", "torch", *outcomes), lines, text_columns=4)
+
+
+def _first_calls(found: Sequence[tuple[FirstCall, str, str]]) -> list[Block]:
+    """A section on first calls; none without any."""
+    if not found:
+        return []
+    files = dict.fromkeys(f"{file} ({when[:10]})" for _, file, when in found)
+    words = (
+        "What the first call of a process takes beside a later one, in milliseconds and without imports: as installed, "
+        f"with the kernel on disk, and with neither. The newest run of each backend. From {listing(list(files))}."
+    )
+    return [Heading(2, "The first call of a process"), Paragraph(words), first_table([one for one, _, _ in found])]
 
 
 def _versions(row: Row) -> list[tuple[str, str | None]]:

@@ -176,6 +176,9 @@ def _what_ran(entries: Sequence[dict[str, Any]]) -> str:
         depth = "quick: " if entries[0]["environment"]["quick"] else ""
         dtypes = listing(sorted({entry["workload"]["state_dtype"] for entry in entries}))
         return f"{depth}{count(len(subjects), noun)}, {dtypes} states; timed: {listing(list(timed))}"
+    if "first_ms" in entries[0]:
+        modes = [f"{entry['backend']} {entry['mode']}" for entry in entries if not entry["fault"]]
+        return f"first calls: {listing(modes)}"
     if "tiles" in entries[0]:
         backends = dict.fromkeys(str(entry["backend"]) for entry in entries)
         return f"tiles of {listing(list(backends))}: {count(len(entries), 'time')}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
+from la_bench.grid_plots import host_bars
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
 from la_bench.report_plots import accuracy_plot, share_plot, time_plot
 from la_bench.report_text import (
     FULL_COLUMNS,
     HOW_TO_READ,
+    KERNELS_MADE,
     STATUS_WORDS,
     count,
     full_cells,
@@ -28,6 +31,8 @@ STEADY = 1.25
 NARROW = 1.5
 """So is a p80 that is more than this factor above p20."""
 
+HOST_CAPTION = "Host time of a call of the smallest batch: median over the workloads, and from the least to the most."
+
 GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
 
 
@@ -40,6 +45,7 @@ def report_blocks(rows: Sequence[Row]) -> list[Block]:
         *_summary(rows),
         *_plots(rows),
         *_full_tables(rows),
+        *kernel_blocks(rows),
         *not_run(rows),
         *environment_blocks(rows),
         Heading(2, "How to read this report"),
@@ -229,6 +235,7 @@ def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[st
 def _plots(rows: Sequence[Row]) -> list[Block]:
     if not ok_rows(rows):
         return []
+    host = host_bars(rows)
     return [
         Heading(2, "Plots"),
         Plot(
@@ -241,6 +248,7 @@ def _plots(rows: Sequence[Row]) -> list[Block]:
             "Time per call: median with a bar from p20 to p80, lower is better. The upright stroke is the copy floor.",
             time_plot(rows),
         ),
+        *([] if host is None else [Plot("host_time", HOST_CAPTION, host)]),
         Plot(
             "accuracy",
             "Relative L2 error against float64 in the worst (row, head), lower is better: output and state.",
@@ -292,6 +300,27 @@ def notes(rows: Sequence[Row]) -> list[Block]:
     if not items:
         return []
     return [Heading(3, "Floors and peers"), Bullets(tuple((name, note) for name, note in items if note))]
+
+
+def kernel_blocks(rows: Sequence[Row]) -> list[Block]:
+    """A section on the kernels that were made; none where nobody could tell."""
+    table = kernel_table(rows)
+    return [] if table is None else [Heading(2, "Kernels made"), Paragraph(KERNELS_MADE), table]
+
+
+def kernel_table(rows: Sequence[Row]) -> Table | None:
+    """Kernels of each backend over the whole run, and the seconds that making them took."""
+    lines = []
+    for name in _names(row.backend.name for row in rows):
+        made = [row.kernels for row in rows if row.backend.name == name and row.kernels is not None]
+        if made:
+            origins: Counter[str] = Counter()
+            for one in made:
+                origins.update(one.origins or {})
+            of_which = listing([f"{n} {origin}" for origin, n in sorted(origins.items())]) or "-"
+            kernels, seconds = sum(one.count for one in made), sum(one.seconds for one in made)
+            lines.append((name, of_which, str(kernels), f"{seconds:.3f}"))
+    return Table(("variant", "where from", "kernels", "seconds"), tuple(lines), text_columns=2) if lines else None
 
 
 def not_run(rows: Sequence[Row]) -> list[Block]:

@@ -12,12 +12,13 @@ from la_bench.report_content import (
     environment_blocks,
     fastest_peer,
     judged_only,
+    kernel_blocks,
     not_run,
     notes,
     ours,
     trouble,
 )
-from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, number, percent, times
+from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, memory, number, percent, times
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
@@ -61,8 +62,11 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
     if ok_rows(rows):
         words = "Relative L2 error against float64 in the worst (row, head), over the points:"
         blocks += [Heading(2, "Accuracy"), Paragraph(words), accuracy_table(rows)]
+        words = "Peak of what a call allocates beyond arguments and output, over the points:"
+        blocks += [Heading(2, "Extra memory"), Paragraph(words), memory_table(rows)]
     return [
         *blocks,
+        *kernel_blocks(rows),
         *notes(rows),
         *not_run(rows),
         *environment_blocks(rows),
@@ -155,6 +159,16 @@ def accuracy_table(rows: Sequence[Row]) -> Table:
             cells += [error(spread(known).median), error(max(known))] if known else ["-", "-"]
         lines.append((name, *cells))
     return Table(("variant", "out, median", "out, most", "state, median", "state, most"), tuple(lines))
+
+
+def memory_table(rows: Sequence[Row]) -> Table:
+    """Extra memory at the point that needs least and at the one that needs most, for each variant with a result."""
+    lines = []
+    for name in dict.fromkeys(row.backend.name for row, _ in ok_rows(rows)):
+        extra = [(result.extra_bytes, row.workload.name) for row, result in ok_rows(rows) if row.backend.name == name]
+        (least, _), (most, where) = min(extra), max(extra)
+        lines.append((name, memory(least), memory(most), where if most > least else "all"))
+    return Table(("variant", "least", "most", "where most"), tuple(lines))
 
 
 def _tried(rows: Sequence[Row]) -> list[str]:

@@ -111,6 +111,13 @@ HOW_TO_READ = (
     ),
 )
 
+KERNELS_MADE = (
+    "Kernels that each backend made ready over the whole run, and the seconds that this took: what the calls in which "
+    "they were made cost beyond later ones. The first such call also imports the compiler, where one is needed. A "
+    "kernel that was made for one variant or call is there for all that come after it."
+)
+"""Explains the table of kernels."""
+
 GRID_TERMS = {
     "Gate": "before anything is timed, a variant makes one of the calls that are timed, on the same tensors. Up to six "
     "of its rows are judged against float64 per (row, head), and every slot that the call does not name is compared "
@@ -125,13 +132,12 @@ GRID_TERMS = {
     "read, the output written) would take at the speed of a large eager copy, made once per round beside the calls.",
     "Host time": "how long Python is busy with a call on a GPU, with all checks of la_core.decode on and launches not "
     "waited for, over points with few states.",
+    "Extra memory": "peak of what torch's allocator handed out during a call, arguments and output not counted.",
 }
 """What reads otherwise in a grid, or has no counterpart among workloads."""
 
 HOW_TO_READ_GRID = tuple(
-    (term, GRID_TERMS.get(term, text))
-    for term, text in (*HOW_TO_READ[1:4], ("Copy floor", ""), *HOW_TO_READ[7:])
-    if term != "Extra memory"
+    (term, GRID_TERMS.get(term, text)) for term, text in (*HOW_TO_READ[1:4], ("Copy floor", ""), *HOW_TO_READ[7:])
 )
 """Explanations of the report of a grid."""
 

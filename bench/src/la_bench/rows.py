@@ -130,10 +130,29 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class KernelsMade:
+    """Kernels that a backend made ready for a workload: those that it had not made in this run before.
+
+    Attributes
+    ----------
+    seconds
+        What the calls in which they were made took beyond later ones; the first also imports a compiler, if one is
+        needed.
+    origins
+        How many were prebuilt, found on disk or compiled; None where the backend does not say.
+    """
+
+    count: int
+    seconds: float
+    origins: dict[str, int] | None
+
+
+@dataclass(frozen=True)
 class Row:
     """A backend on a workload.
 
     `result` is there exactly if `status` is `ok`, `reason` exactly if it is not, `accuracy` exactly if it is `checked`.
+    `kernels` is None where nobody can tell, and in older rows.
     """
 
     schema: int
@@ -145,6 +164,7 @@ class Row:
     auto_choice: str
     environment: Environment
     accuracy: Accuracy | None = None
+    kernels: KernelsMade | None = None
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:
@@ -188,5 +208,6 @@ def _from_dict(data: Any) -> Row:
             "result": None if data["result"] is None else Result(**data["result"]),
             "environment": Environment(**data["environment"]),
             "accuracy": Accuracy(**data["accuracy"]) if "accuracy" in data else None,
+            "kernels": KernelsMade(**data["kernels"]) if "kernels" in data else None,
         }
     )

@@ -22,6 +22,13 @@ Keep = Callable[[Sequence[Row]], None]
 INTERRUPTED = "stopped by Ctrl-C before it was finished"
 
 
+SETUP_S = {"cpu": 3.0, "cuda": 2.0}
+"""Of each workload: float64 truths, and filling its pools."""
+
+VARIANT_S = 0.15
+"""Of each variant on a workload: judging it, and what it takes to make its calls ready."""
+
+
 class WorkloadSubject(Subject):
     """A named workload on a device."""
 
@@ -73,6 +80,11 @@ def run_compare(
     subjects = [WorkloadSubject(workload, device, environment.seed) for workload in workloads]
     costs = [1.0] * len(subjects)
     return compare_subjects(subjects, variants, device, environment, effort, costs, say=say, tick=tick, keep=keep)
+
+
+def estimate_workload_seconds(variants: int, effort: Effort, device_type: str) -> float:
+    """About how long so many variants take on a workload."""
+    return SETUP_S[device_type] + variants * VARIANT_S + effort.seconds
 
 
 def compare_subjects(

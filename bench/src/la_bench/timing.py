@@ -41,6 +41,12 @@ def part_of(tick: Tick, number: int, parts: int) -> Tick:
     return lambda done: tick((number + done) / parts)
 
 
+def wait_for_gpu() -> None:
+    """Until all that was launched has run; nothing in a process that uses no GPU."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 COPY_BYTES = {"cpu": 128 << 20, "cuda": 4 << 30}
 """Size of the tensor that is copied: far beyond any cache, and on a GPU large enough for start and end not to count
 (between other work, an H200 copies 1 GiB at 3.8 TB/s and 4 GiB at 4.1 TB/s; alone, both at 4.1 to 4.2)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +33,10 @@ UNITS = tuple(1 << n for n in range(3, 15))
 
 MAX_ROWS, LEAST_HEADS = 512, 8
 EFFORT = Effort(seconds=1.0, min_rounds=9, max_rounds=25)
+
+
+ALL = "all"
+"""Stands for every backend that can be tuned."""
 
 
 class TunableBackend(Protocol):
@@ -135,23 +140,63 @@ Measure = Callable[[Mapping[str, Lap]], Timing]
 
 
 def tune_points(
-    units: Iterable[int], state_dtype: torch.dtype, layout: StateLayout, device_type: str
+    units: Iterable[int],
+    state_dtype: torch.dtype,
+    layout: StateLayout,
+    device_type: str,
+    heads: int | None = None,
 ) -> list[GridPoint]:
-    """A point for each number of states: 8 heads as long as 512 rows suffice, more heads beyond.
+    """A point for each number of states, with as many heads as are given; with None 8 as long as 512 rows suffice, and
+    more beyond.
 
     Raises
     ------
     UsageError
-        A number is no multiple of 8, or its states do not fit into a pool.
+        A number is no multiple of the heads, or its states do not fit into a pool.
     """
     points = []
     for count in units:
-        heads = max(LEAST_HEADS, -(-count // MAX_ROWS))
-        point = GridPoint(heads, count // heads, state_dtype, layout, device_type)
-        if count % heads or not point.fits:
-            raise UsageError(f"--units must be multiples of {LEAST_HEADS} that fit into a pool; got {count}.")
+        H = heads or max(LEAST_HEADS, -(-count // MAX_ROWS))
+        point = GridPoint(H, count // H, state_dtype, layout, device_type)
+        if count % H or not point.fits:
+            raise UsageError(f"--units must be multiples of {heads or LEAST_HEADS} that fit into a pool; got {count}.")
         points.append(point)
     return points
+
+
+def default_units(heads: int | None) -> tuple[int, ...]:
+    """Those of `UNITS` that calls of so many heads and at most 512 rows can have.
+
+    Raises
+    ------
+    UsageError
+        There are none.
+    """
+    if heads is None:
+        return UNITS
+    units = tuple(count for count in UNITS if count % heads == 0 and count <= heads * MAX_ROWS)
+    if not units:
+        raise UsageError(f"--heads {heads} divides none of the usual numbers of states. Pass --units too.")
+    return units
+
+
+def tunable_backends(names: Sequence[str], installed: Iterable[str]) -> dict[str, PackageBackend]:
+    """The named backends; for `all`, every installed one that has tiles to choose from.
+
+    Raises
+    ------
+    UsageError
+        A named one cannot be tuned, or none can.
+    """
+    if tuple(names) != (ALL,):
+        return {name: PackageBackend(name) for name in names}
+    found = {}
+    for name in installed:
+        with suppress(UsageError):
+            found[name] = PackageBackend(name)
+    if not found:
+        raise UsageError("--backend all: no installed backend has tiles to choose from.")
+    return found
 
 
 def tune(

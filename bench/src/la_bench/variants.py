@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from la_bench.errors import UsageError
+from la_bench.kernel_watch import KernelWatch, kernel_counter
 from la_bench.peers import load_peer
 from la_bench.peers.peer import Peer, PeerRefusal, PeerUnavailable, as_slots
 from la_bench.rows import BackendFacts
@@ -49,10 +50,13 @@ class Variant(ABC):
         Its name, kind and origin, as rows hold them.
     untimed
         Why it is judged and not timed; None if it is timed.
+    watch
+        Counts the kernels that are made for the present subject; None where nobody can tell.
     """
 
     facts: BackendFacts
     untimed: str | None = None
+    watch: KernelWatch | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +66,10 @@ class Variant(ABC):
     def layout(self, wanted: StateLayout) -> StateLayout:
         """The layout it runs with where `wanted` is asked for."""
         return wanted
+
+    def start(self) -> None:
+        """Begin with a new subject."""
+        return
 
     def check(self, problem: DecodeProblem, *, padded: bool) -> None:
         """Raise why the variant cannot make a call; `padded` says whether some offsets are negative."""
@@ -104,6 +112,11 @@ class BackendVariant(Variant):
         facts = backend_facts(backend)
         self.facts = replace(facts, name=backend + OVERLAP, overlap=True) if overlap else facts
 
+    def start(self) -> None:
+        """Watch for kernels that are made, if the backend says how many there are."""
+        counter = kernel_counter(self._package())
+        self.watch = None if counter is None else KernelWatch(counter)
+
     def bind(self, call: DecodeCall) -> Bound:
         """See :class:`Variant`."""
         tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales)
@@ -112,15 +125,18 @@ class BackendVariant(Variant):
     def tiles(self, call: DecodeCall) -> str | None:
         """What the backend's `choose_decode_tiles` says, if it has one."""
         problem = decode_problem(call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales, call.out)
-        package = type(load_backend(self.backend)).__module__.partition(".")[0]
-        return chosen_tiles(package, replace(problem, overlap=self.facts.overlap))
+        return chosen_tiles(self._package(), replace(problem, overlap=self.facts.overlap))
 
     def run(self, call: DecodeCall) -> torch.Tensor:
         """See :class:`Variant`."""
-        with self.inside():
-            out = self.bind(call)()
+        bound = self.bind(call)
+        with self.inside(), self.watch.call() if self.watch else nullcontext():
+            out = bound()
         assert isinstance(out, torch.Tensor)
         return out
+
+    def _package(self) -> str:
+        return type(load_backend(self.backend)).__module__.partition(".")[0]
 
 
 class FloorVariant(Variant):

@@ -1,0 +1,114 @@
+"""`la-bench tune`: options in, a table for each backend and one file out."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from la_bench.environment import read_environment
+from la_bench.gpu_timing import GraphTimer, require_cuda
+from la_bench.grid import STATE_DTYPES, GridPoint
+from la_bench.report_text import count
+from la_bench.run_compare import short
+from la_bench.terminal import filled_table, print_line, progress_bar, show
+from la_bench.tile_words import show_tiles
+from la_bench.timing import CopyProbe, Lap, Timing
+from la_bench.tune import (
+    EFFORT,
+    Measure,
+    TunableBackend,
+    TunedPoint,
+    default_units,
+    tunable_backends,
+    tune_json_lines,
+    tune_points,
+    tune_table,
+)
+from la_bench.tune import tune as tune_backend
+from la_bench.variants import backend_facts
+from la_bench.write_report import check_file, write_file
+from la_core.backends.discover_backends import installed_names
+from la_core.spec.decode_problem import StateLayout
+
+
+def tune(options: Namespace) -> int:
+    """`la-bench tune`."""
+    require_cuda("tune", instead="")
+    device = torch.device("cuda")
+    layout: StateLayout = options.layout
+    units = options.units or default_units(options.heads)
+    points = tune_points(units, STATE_DTYPES[options.state_dtype], layout, device.type, options.heads)
+    backends = tunable_backends(options.backend, installed_names())
+    if options.out is not None:
+        check_file(options.out)
+    timer, copy = GraphTimer(), CopyProbe(device)
+
+    def measure(laps: Mapping[str, Lap]) -> Timing:
+        return timer.time(laps, copy, EFFORT, lambda done: None)
+
+    return tune_in_turn(backends, points, device, overlap=options.overlap, measure=measure, out=options.out)
+
+
+def tune_in_turn(
+    backends: Mapping[str, TunableBackend],
+    points: Sequence[GridPoint],
+    device: torch.device,
+    *,
+    overlap: bool,
+    measure: Measure,
+    out: Path | None,
+) -> int:
+    """Tune one backend after the other, write all lines so far after each of them, and return the exit status.
+
+    What one backend raises leaves the others; Ctrl-C ends the run and keeps what is done.
+    """
+    environment = read_environment(device, seed=0, quick=False)
+    lines, failed = "", False
+    for number, (name, backend) in enumerate(backends.items()):
+        tuned, stopped = _tune_one(name, backend, points, device, overlap=overlap, measure=measure)
+        show(filled_table(_title(name, points, overlap), tune_table(tuned)))
+        lines += tune_json_lines(tuned, backend_facts(name), environment)
+        if out is not None and lines:
+            write_file(out, lines)
+        faults = [(one.units, tile) for one in tuned for tile in one.times if tile.fault]
+        for units, tile in faults:
+            print_line(f"FAILED: {name}, {show_tiles(tile.tiles)} at {units} units: {tile.fault}")
+        failed = failed or bool(faults) or stopped is not None
+        if stopped is not None:
+            by_hand = isinstance(stopped, KeyboardInterrupt)
+            what = "stopped by Ctrl-C" if by_hand else f"{type(stopped).__name__}: {stopped}"
+            left = ", ".join(str(point.H * point.B) for point in points[len(tuned) :])
+            print_line(f"{name}: {what}; states in a call not finished: {left}")
+            if by_hand:
+                for other in list(backends)[number + 1 :]:
+                    print_line(f"{other}: not begun")
+                return 130
+    return 1 if failed else 0
+
+
+def _tune_one(
+    name: str,
+    backend: TunableBackend,
+    points: Sequence[GridPoint],
+    device: torch.device,
+    *,
+    overlap: bool,
+    measure: Measure,
+) -> tuple[list[TunedPoint], BaseException | None]:
+    with progress_bar() as progress:
+        task = progress.add_task(f"tiles of {name}", total=1.0)
+
+        def tick(done: float) -> None:
+            progress.update(task, completed=done)
+
+        return tune_backend(points, backend, device, overlap=overlap, measure=measure, tick=tick)
+
+
+def _title(name: str, points: Sequence[GridPoint], overlap: bool) -> str:
+    heads = sorted({point.H for point in points})
+    words = [name, short(points[0].state_dtype), points[0].layout, *(["overlap"] if overlap else [])]
+    words += [count(heads[0], "head")] if len(heads) == 1 else [f"{heads[0]} to {heads[-1]} heads"]
+    return f"tiles of {', '.join(words)}: states in a call, and what the present choice costs"
