@@ -12,7 +12,8 @@ import torch
 
 import la_bench.grid
 import la_bench.timing
-from la_bench.cli import main
+from la_bench.cli import _parser, main
+from la_bench.compare_command import _grid_points
 from la_bench.environment import read_environment
 from la_bench.grid import GRID_FULL, MAX_CALLS, MIN_CALLS, POOL_ELEMENTS, GridPoint, estimate_seconds, in_words
 from la_bench.grid_spec import DEFAULT_GRID, parse_grid
@@ -22,6 +23,7 @@ from la_bench.run_grid import GridTensors, run_grid
 from la_bench.tensors import DecodeCall
 from la_bench.timing import Effort
 from la_bench.variants import backend_variants
+from la_bench.workloads import select_workloads
 from la_bench.write_report import render_report
 from la_core import decode_problem
 
@@ -270,3 +272,24 @@ def test_a_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_wrong_options(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--device", "cpu", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device", "points"),
+    [
+        ([], "cuda", 40),
+        (["--quick"], "cuda", 8),
+        (["--quick", "--layout", "kv"], "cuda", 8),
+        (["--workloads", "all"], "cuda", 0),
+        (["--grid", "8x1"], "cuda", 1),
+        ([], "cpu", 0),
+        (["--grid", "8x1,2"], "cpu", 2),
+    ],
+)
+def test_a_gpu_runs_the_grid_unless_something_else_is_asked_for(arguments: list[str], device: str, points: int) -> None:
+    options = _parser().parse_args(["compare", *arguments])
+    assert len(_grid_points(options, torch.device(device))) == points
+
+
+def test_all_is_every_workload() -> None:
+    assert select_workloads("cuda", ("all",), quick=False) == select_workloads("cuda", (), quick=False)

@@ -55,10 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--backends", type=_names, default=(), metavar="A,B", help="backends to run (default: all)")
     compare.add_argument(
-        "--workloads", type=_names, default=(), metavar="W1,W2", help="names, or beginnings of names (default: all)"
+        "--workloads",
+        type=_names,
+        default=(),
+        metavar="W1,W2",
+        help="names, beginnings of names, or all (default: all on a CPU, and --grid on a GPU)",
     )
     compare.add_argument(
-        "--quick", action="store_true", help="few samples, and without --workloads only light and medium loads"
+        "--quick", action="store_true", help="few samples, and fewer loads or points where none are named"
     )
     compare.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
@@ -89,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         const=_grid(DEFAULT_GRID),
         metavar="H,H..xB,B..",
         help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
-        f"(default: {DEFAULT_GRID})",
+        f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named)",
     )
     compare.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, help="of --grid (default: float32)")
     compare.add_argument(

@@ -14,6 +14,7 @@ from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
 from la_bench.grid import GRID_FULL, GRID_QUICK, STATE_DTYPES, GridPoint, estimate_seconds, in_words
+from la_bench.grid_spec import DEFAULT_GRID, QUICK_GRID, parse_grid
 from la_bench.peers import PEERS, select_peers
 from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
@@ -176,8 +177,11 @@ def _list_compare(options: Namespace, device: torch.device) -> int:
 
 
 def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
-    """The points that were asked for; none without `--grid`."""
-    if options.grid is None:
+    """The points that were asked for; on a GPU a grid is what is run if nothing is asked for."""
+    grid = options.grid
+    if grid is None and device.type == "cuda" and not options.workloads:
+        grid = parse_grid(QUICK_GRID if options.quick else DEFAULT_GRID)
+    if grid is None:
         if options.state_dtype or options.layout:
             raise UsageError("--state-dtype and --layout belong to --grid; models have theirs. Pass --grid too.")
         return []
@@ -185,7 +189,7 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
         raise UsageError("--grid and --workloads are two kinds of runs. Pass one of them.")
     state_dtype = STATE_DTYPES[options.state_dtype or "float32"]
     layout: StateLayout = options.layout or "vk"
-    points = [GridPoint(H, B, state_dtype, layout, device.type) for H, B in options.grid]
+    points = [GridPoint(H, B, state_dtype, layout, device.type) for H, B in grid]
     too_large = [point.name for point in points if not point.fits]
     if too_large:
         raise UsageError(f"--grid: the states of {too_large[0]} do not fit into the largest pool. Pass smaller sizes.")

@@ -93,7 +93,8 @@ def make_workload(name: str, device_type: str, seed: int) -> Workload:
 
 
 def select_workloads(device_type: str, wanted: Sequence[str], *, quick: bool) -> tuple[str, ...]:
-    """Names of the workloads that are in `wanted` or start with one of them; without any, all (`quick`: small ones).
+    """Names of the workloads that are in `wanted` or start with one of them; without any, or for `all`, all of them
+    (`quick`: small ones).
 
     Raises
     ------
@@ -101,6 +102,7 @@ def select_workloads(device_type: str, wanted: Sequence[str], *, quick: bool) ->
         A wanted name matches nothing.
     """
     known = workload_names(device_type)
+    wanted = [name for name in wanted if name != "all"]
     for name in wanted:
         if not any(one.startswith(name) for one in known):
             raise UsageError(f"no workload is called {name!r} or starts with it. Known: {', '.join(known)}.")
