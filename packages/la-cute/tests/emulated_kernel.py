@@ -77,16 +77,24 @@ def launch_shape(key: DecodeCompileKey, B: int, H: int) -> tuple[tuple[int, int,
 
 
 def emulate(
-    key: DecodeCompileKey, ptx: str, memory: GlobalMemory, arguments: Arguments, softmax_scale: float, P: int
+    key: DecodeCompileKey,
+    ptx: str,
+    memory: GlobalMemory,
+    arguments: Arguments,
+    softmax_scale: float,
+    P: int,
+    first_row: int = 0,
 ) -> None:
-    """Run a kernel on memory that holds its arguments."""
+    """Run a kernel on memory that holds its arguments, from a row on that is a multiple of ROWS_PER_Z."""
     B, H, _ = arguments["v"].shape
     grid, shared_bytes = launch_shape(key, B, H)
+    if first_row:
+        grid = (grid[0], B - first_row, 1)
     kernel = parse_ptx(ptx)
     assert kernel.threads == 32 * key.tiles.num_warps
     with np.errstate(over="ignore"):
         parameters = [numbers.tobytes() for numbers in kernel_parameters(arguments, softmax_scale, P)]
-    run_ptx(kernel, memory, parameters, grid, shared_bytes, key.overlap)
+    run_ptx(kernel, memory, parameters, grid, shared_bytes, key.overlap, first=(0, 0, first_row // ROWS_PER_Z))
 
 
 def words_of(tensor: torch.Tensor) -> Array:
@@ -98,8 +106,8 @@ def words_of(tensor: torch.Tensor) -> Array:
 class EmulatedKernel:
     """Takes the arguments of a compiled kernel, and runs its PTX on the memory of CPU tensors."""
 
-    def __init__(self, key: DecodeCompileKey, ptx: str) -> None:
-        self.key, self.ptx = key, ptx
+    def __init__(self, key: DecodeCompileKey, ptx: str, first_row: int = 0) -> None:
+        self.key, self.ptx, self.first_row = key, ptx, first_row
         self.memory: GlobalMemory
         """Of the last call, with the record of its accesses."""
         self.arguments: Arguments = {}
@@ -128,7 +136,7 @@ class EmulatedKernel:
         words = {self._allocations[real]: words_of(tensor) for real, tensor in storages.items()}
         self.arguments = {
             name: Placed(
-                address=self.allocation(tensor) + tensor.storage_offset() * tensor.itemsize,
+                address=self.allocation(tensor) + int(tensor.storage_offset()) * tensor.itemsize,
                 shape=tuple(tensor.shape),
                 strides=tensor.stride(),
             )
@@ -136,6 +144,6 @@ class EmulatedKernel:
         }
         late = [self.allocation(tensor) for tensor in (q, k, v, out)]
         self.memory = GlobalMemory(words, late)
-        emulate(self.key, self.ptx, self.memory, self.arguments, softmax_scale, P)
+        emulate(self.key, self.ptx, self.memory, self.arguments, softmax_scale, P, self.first_row)
         for address, content in words.items():
             content[:] = self.memory.of(address, self.memory.words)

@@ -37,7 +37,8 @@ def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
     bits = total.view(np.int64).copy()
     uneven = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
     bits[uneven] += np.where((error > 0) == (total > 0), 1, -1)[uneven]
-    return bits.view(np.float64)
+    odd: Array = bits.view(np.float64)
+    return odd
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
@@ -58,7 +59,8 @@ def _exp2(x: Array) -> Array:
 
 
 def _from_bf16(x: Array) -> Array:
-    return (x.astype(np.uint32) << 16).view(np.float32)
+    widened: Array = (x.astype(np.uint32) << 16).view(np.float32)
+    return widened
 
 
 def _to_bf16(x: Array) -> Array:

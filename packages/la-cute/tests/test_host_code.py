@@ -14,11 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from emulated_kernel import Arguments, Placed, kernel_parameters, launch_shape
-from ptx_emulator import parse_ptx
 
 from la_core import DecodeProblem
 from la_cute.decode_compile_key import decode_compile_key
@@ -28,9 +25,12 @@ if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gc
     pytest.skip("not run: host code is linked by gcc, on Linux for x86-64", allow_module_level=True)
 pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
 
+import numpy as np
 import tvm_ffi
 import tvm_ffi.libinfo
 from cutlass.cute.export.aot_config import get_libdir
+from emulated_kernel import Arguments, Placed, kernel_parameters, launch_shape
+from ptx_emulator import parse_ptx
 
 from la_cute.decode_compile import compile_decode
 
@@ -150,7 +150,8 @@ def test_host_code_launches_as_the_emulated_kernel_is_launched(
     (tmp_path / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
     archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
     command = ("gcc", "-shared", "-fPIC", "-o", "kernel.so", "kernel.o", "cuda.c", *map(str, archives))
-    subprocess.run([*command, "-Wl,--no-undefined"], cwd=tmp_path, check=True)
+    # Its own functions, whatever the process has loaded under the same names.
+    subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=tmp_path, check=True)
     module = tvm_ffi.load_module(str(tmp_path / "kernel.so"))
     library = ctypes.CDLL(str(tmp_path / "kernel.so"))
 
@@ -173,7 +174,7 @@ def test_host_code_launches_as_the_emulated_kernel_is_launched(
     kernel = parse_ptx(function.artifacts.PTX)
     sizes = list(kernel.parameters.values())
     ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
-    (ctypes.c_uint * 16).in_dll(library, "parameter_bytes")[: len(sizes)] = sizes
+    (ctypes.c_uint * 16).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
     fakes = [_CudaTensor(arguments[name], dtype) for name, (dtype, _, _) in shapes.items()]
     module["kernel"](*map(tvm_ffi.from_dlpack, fakes), 0.3, P)
 

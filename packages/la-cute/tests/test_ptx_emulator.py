@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("numpy", reason="not run: numpy is not installed")
+
+import numpy as np
 from ptx_arithmetic import ARITHMETIC, Array
 from ptx_emulator import GlobalMemory, PtxError, parse_ptx, run_ptx
 

@@ -8,6 +8,7 @@ the float64 truth as every backend is, and by the record of its accesses: the na
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -16,25 +17,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from emulated_kernel import ALLOCATIONS_AT, APART, Arguments, EmulatedKernel, Placed, emulate, words_of
-from ptx_emulator import WORD, GlobalMemory, PtxError
 
 from la_core import DecodeProblem
 from la_core.conformance.compare import out_errors, same_bits, state_errors
-from la_core.conformance.decode_cases import DecodeCase
+from la_core.conformance.decode_cases import LAYOUTS, DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs, judge_decode, make_decode_inputs, untouched_errors
 from la_core.spec.decode_checks import check_decode
 from la_core.spec.decode_problem import StateLayout
-from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
+from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
 from la_cute.decode_launch import DecodeLaunch
 from la_cute.decode_tiles import DecodeTiles, choose_decode_tiles
 
 if sys.platform != "linux":
     pytest.skip("not run: the CuTe DSL is there for Linux alone", allow_module_level=True)
 pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
+
+import numpy as np
+from emulated_kernel import (
+    ALLOCATIONS_AT,
+    APART,
+    ROWS_PER_Z,
+    Arguments,
+    EmulatedKernel,
+    Placed,
+    emulate,
+    kernel_parameters,
+    words_of,
+)
+from ptx_arithmetic import Array
+from ptx_emulator import WORD, GlobalMemory, PtxError
 
 from la_cute.decode_compile import compile_decode
 
@@ -80,7 +93,8 @@ class Call:
             inputs.s_offsets[row] = offset
         if not self.gap:
             return inputs
-        buffers, spread = dict(inputs.buffers), {}
+        buffers: dict[str, torch.Tensor] = dict(inputs.buffers)
+        spread: dict[str, Any] = {}
         for name in ("q", "k", "v", "out"):
             tensor = getattr(inputs, name)
             rows, heads, size = tensor.shape
@@ -154,7 +168,9 @@ def errors_of(call: Call, change: Callable[[str], str] = lambda ptx: ptx) -> lis
         assert inputs.out is not None
         return inputs.out
 
-    return judge_decode(inputs, run) + access_errors(inputs, kernels[0])
+    errors = judge_decode(inputs, run)
+    assert kernels[0].key.aligned == (call.case.shift == 0), "what the cases mean"
+    return errors + access_errors(inputs, kernels[0])
 
 
 ROWS = DecodeCase(B=4, P=5, H=2, K=128, V=128, offsets=(3, -1, 0, -7), pool_gap=16, out_dtype=fp32)
@@ -164,7 +180,7 @@ ROWS = DecodeCase(B=4, P=5, H=2, K=128, V=128, offsets=(3, -1, 0, -7), pool_gap=
 def _calls_of_every_tile() -> list[Call]:
     """One for each tile that is chosen for K = V = 128 and float32 states."""
     calls: dict[DecodeCompileKey, Call] = {}
-    for layout in ("vk", "kv"):
+    for layout in LAYOUTS:
         for overlap in (False, True):
             for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
                 call = Call(replace(ROWS, H=8, state_layout=layout), batch, overlap, beyond=(5,))
@@ -190,7 +206,7 @@ def _calls_of_other_kinds() -> list[Call]:
     heads = ((2, 2), (4, 2), (3, 1), (6, 2))
     sizes = [(K, V) for K in SIZES for V in SIZES]
     kind = 0
-    for layout in ("vk", "kv"):
+    for layout in LAYOUTS:
         for K, V in sizes:
             io_dtype, state_dtype, out_dtype, offsets_dtype = dtypes[kind % len(dtypes)]
             H, G = heads[kind % len(heads)]
@@ -223,7 +239,7 @@ def _calls_of_other_architectures() -> list[Call]:
     return [
         Call(replace(ROWS, state_layout=layout, io_dtype=io_dtype, state_dtype=state_dtype), overlap=True, arch=arch)
         for arch in ((8, 0), (10, 0), (12, 0))
-        for layout, io_dtype, state_dtype in (("vk", bf16, fp32), ("kv", fp16, bf16))
+        for layout, io_dtype, state_dtype in zip(LAYOUTS, (bf16, fp16), (fp32, bf16), strict=True)
     ]
 
 
@@ -235,11 +251,31 @@ def test_a_kernel_does_what_it_must_and_nothing_else(call: Call) -> None:
     assert errors_of(call) == []
 
 
+def test_the_calls_span_what_a_key_holds() -> None:
+    keys = set()
+    for call in CALLS:
+        problem = call.problem(call.inputs())
+        key = decode_compile_key(problem, call.tiles(problem), aligned=call.case.shift == 0)
+        keys.add((key, problem.H // problem.G))
+    modes = {(key.state_layout, key.overlap, key.aligned) for key, _ in keys}
+    assert modes == set(itertools.product(LAYOUTS, (False, True), (False, True)))
+    sizes = {(key.state_layout, key.K, key.V, key.aligned) for key, _ in keys}
+    assert sizes == set(itertools.product(LAYOUTS, SIZES, SIZES, (False, True)))
+    floats = {bf16, fp16, fp32}
+    assert {(key.state_layout, key.state_dtype) for key, _ in keys} == set(itertools.product(LAYOUTS, floats))
+    assert {(key.state_layout, key.io_dtype) for key, _ in keys} == set(itertools.product(LAYOUTS, floats))
+    assert {(key.state_layout, key.out_dtype) for key, _ in keys} == set(itertools.product(LAYOUTS, floats))
+    assert {key.io_dtype == key.out_dtype for key, _ in keys} == {False, True}
+    assert {key.offsets_dtype for key, _ in keys} == {torch.int32, torch.int64}
+    assert {key.arch for key, _ in keys} == set(ARCHES)
+    assert {group for _, group in keys} == {1, 2, 3}
+
+
 SHORT = replace(ROWS, B=3, offsets=(3, -1, 0))
 """One row of padding."""
 
 
-@pytest.mark.parametrize("layout", ["vk", "kv"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("scale", [-1.0, 0.0, 1e300, -math.inf, math.inf, math.nan])
 def test_any_scale_scales_the_output_and_leaves_zeros_in_padding(scale: float, layout: StateLayout) -> None:
     call = Call(replace(SHORT, state_layout=layout, softmax_scale=scale))
@@ -259,7 +295,7 @@ def test_any_scale_scales_the_output_and_leaves_zeros_in_padding(scale: float, l
         assert torch.equal(inputs.out[live].nan_to_num(nan=7.0), expected.float().nan_to_num(nan=7.0))
 
 
-@pytest.mark.parametrize("layout", ["vk", "kv"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_slots_beyond_32_bits(layout: StateLayout) -> None:
     """States 2**31 elements apart: only those that are named are there at all."""
     call = Call(replace(SHORT, pool_gap=0, state_layout=layout))
@@ -296,11 +332,14 @@ def _result(call: Call, rows: tuple[int, ...] = (0, 2), aligned: bool | None = N
         inputs, rows = replace(inputs, **alone), (0,)
     launch(call, inputs, aligned=aligned)
     assert inputs.out is not None
-    states = inputs.s.unflatten(0, (call.case.P, call.case.H))
-    return [part for row in rows for part in (inputs.out[row].clone(), states[inputs.s_offsets[row]].clone())]
+    parts = []
+    for row in rows:
+        first = int(inputs.s_offsets[row]) * call.case.H
+        parts += [inputs.out[row].clone(), inputs.s[first : first + call.case.H].clone()]
+    return parts
 
 
-@pytest.mark.parametrize("layout", ["vk", "kv"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_is_the_same_bits_in_every_tile_and_alignment_and_alone(layout: StateLayout) -> None:
     """States and output are float32, which rounds no difference away."""
     case = replace(SHORT, state_layout=layout)
@@ -321,10 +360,35 @@ def test_a_row_is_the_same_bits_in_every_tile_and_alignment_and_alone(layout: St
     assert all(map(same_bits, _result(Call(case), (2,)), first[2:]))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_along_the_third_axis_of_the_grid(layout: StateLayout) -> None:
+    """The last rows of a long batch; the blocks of the others are left out."""
+    rows = ROWS_PER_Z + 3
+    offsets = [-1] * rows
+    offsets[-3:] = [2, 0, -1]
+    call = Call(DecodeCase(B=rows, P=3, H=2, K=64, V=64, offsets=tuple(offsets), state_layout=layout))
+    inputs = call.inputs()
+    assert inputs.out is not None
+    problem = call.problem(inputs)
+    key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=True)
+    kernel = EmulatedKernel(key, ptx_of(key), first_row=ROWS_PER_Z)
+    truth = inputs.truth()
+    kernel(inputs.s_offsets, inputs.s, inputs.decay_scales, inputs.q, inputs.k, inputs.v, inputs.out, 64**-0.5, 3)
+    assert bool(inputs.out[:ROWS_PER_Z].isnan().all())
+    inputs.out[:ROWS_PER_Z] = 0
+    assert list(out_errors(inputs.out, truth, inputs.decay_scales, 64)) == []
+    assert list(state_errors(inputs.s, inputs.s_offsets, truth, inputs.decay_scales)) == []
+
+
 # Tests of the test: kernels that are wrong, and what says so.
 
 
-def _verdict(call: Call, change: Callable[[str], str]) -> str:
+@functools.cache
+def _is_right(call: Call) -> bool:
+    return errors_of(call) == []
+
+
+def _verdict(call: Call, change: Callable[[str], str] = lambda ptx: ptx) -> str:
     try:
         return "; ".join(errors_of(call, change))
     except PtxError as error:
@@ -385,5 +449,50 @@ def test_a_wrong_kernel_is_caught(call: Call, pattern: str, replacement: str, ve
         assert changed != ptx
         return changed
 
-    assert errors_of(call) == []
+    assert _is_right(call)
     assert re.search(verdict, _verdict(call, change))
+
+
+def _swap(first: int, second: int) -> Callable[[list[Array]], None]:
+    def change(parameters: list[Array]) -> None:
+        parameters[first], parameters[second] = parameters[second], parameters[first]
+
+    return change
+
+
+def _set(which: int, field: int, value: int) -> Callable[[list[Array]], None]:
+    def change(parameters: list[Array]) -> None:
+        parameters[which][f"field{field}"] = value
+
+    return change
+
+
+MISLAID: dict[str, tuple[Callable[[list[Array]], None], str]] = {
+    "s_offsets-and-s": (_swap(0, 1), "the parameters take"),
+    "q-and-k": (_swap(3, 4), "state of 8 of 8"),
+    "v-and-out": (_swap(5, 6), "in no allocation|is read"),
+    "slots-and-their-stride": (_swap(8, 9), "not aligned|in no allocation"),
+    "fewer-rows": (_set(0, 1, 2), "out of 4 of 8"),
+    "stride-of-heads-without-the-gap": (_set(1, 2, 128 * 128), "s is not written once"),
+    "stride-of-rows-of-q": (_set(3, 3, 0), "out of 8 of 8|out of 4 of 8"),
+    "stride-of-heads-of-k": (_set(4, 4, 0), "state of 4 of 8"),
+    "first-shift-of-the-divisor": (_set(10, 2, 0), "state of 4 of 8|k is read|in no allocation"),
+}
+"""Parameters that hold what they should not, and what the verdict must say."""
+
+
+@pytest.mark.parametrize(("change", "verdict"), MISLAID.values(), ids=MISLAID.keys())
+def test_parameters_that_lie_elsewhere_are_caught(
+    change: Callable[[list[Array]], None], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `kernel_parameters` says of the layout cannot be wrong unseen; `test_host_code` asks the compiler itself."""
+    call = Call(replace(SHORT, H=4, G=2), gap=4)
+    assert _is_right(call)
+
+    def changed(*arguments: Any) -> list[Array]:
+        parameters = kernel_parameters(*arguments)
+        change(parameters)
+        return parameters
+
+    monkeypatch.setattr("emulated_kernel.kernel_parameters", changed)
+    assert re.search(verdict, _verdict(call))
