@@ -94,7 +94,11 @@ def _select(first: Array, second: Array, choice: Array) -> Array:
     return np.where(choice, first, second)
 
 
-_COMPARE = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_COMPARED = {
+    **dict.fromkeys(("eq", "ne"), "b32 u32 s32 s64"),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), "u32 s32 s64"),
+}
+"""Ways to compare, named as the functions of `operator`, and the types that they know."""
 
 ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "add.f32": ("f32 f32 f32", np.add),
@@ -131,9 +135,9 @@ ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "selp.b16": ("b16 b16 b16 pred", _select),
     "selp.f32": ("f32 f32 f32 pred", _select),
     **{
-        f"setp.{name}.{kind}": (f"pred {kind} {kind}", compare)
-        for name, compare in _COMPARE.items()
-        for kind in ("b32", "u32", "s32", "s64")
+        f"setp.{name}.{kind}": (f"pred {kind} {kind}", getattr(operator, name))
+        for name, kinds in _COMPARED.items()
+        for kind in kinds.split()
     },
 }
 """What sets a register from registers: the types of the result and of the sources, and the function."""

@@ -1,7 +1,7 @@
 """Values of la-cute's kernels without a GPU: the PTX of each runs on a CPU, and all that it does is checked.
 
 A call goes through `DecodeLaunch` as on a GPU, with an emulated kernel in place of the compiled one. It is judged by
-the float64 truth as every backend is, and by the record of its accesses: the named slots are read and written once,
+the float64 truth as every backend is, and by the record of its accesses: the named slots are read, and written once,
 `out` is written once, and nothing else is written, nor read outside of the arguments.
 """
 
@@ -140,11 +140,12 @@ def access_errors(inputs: DecodeInputs, kernel: EmulatedKernel) -> list[str]:
     for name, buffer in inputs.buffers.items():
         address = kernel.allocation(buffer)
         assert inputs.out is not None
-        written, states = _cover(buffer, [*slots, inputs.out]), _cover(buffer, slots)
+        written = _cover(buffer, [*slots, inputs.out])
         if not np.array_equal(kernel.memory.of(address, kernel.memory.writes), written):
             errors.append(f"{name} is not written once where it must be, or elsewhere")
         read = kernel.memory.of(address, kernel.memory.read)
-        if not np.array_equal(read, states > 0) if name == "s" else (read & (_cover(buffer, views) == 0)).any():
+        may_be_read = _cover(buffer, [*views, *slots]) > 0
+        if (read & ~may_be_read).any() or (name == "s" and not read[may_be_read].all()):
             errors.append(f"{name} is read where it must not be, or not where it must")
     return errors
 
