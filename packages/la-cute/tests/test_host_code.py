@@ -1,0 +1,189 @@
+"""How the compiler's host code launches a kernel is how the emulated launch does it: asked of the machine code itself.
+
+A kernel's host code is linked with a stand-in for the CUDA runtime that writes down the launch instead of making it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from la_core import DecodeProblem
+from la_cute.decode_compile_key import decode_compile_key
+from la_cute.decode_tiles import choose_decode_tiles
+
+if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None:
+    pytest.skip("not run: host code is linked by gcc, on Linux for x86-64", allow_module_level=True)
+pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
+
+import numpy as np
+import tvm_ffi
+import tvm_ffi.libinfo
+from cutlass.cute.export.aot_config import get_libdir
+from emulated_kernel import Arguments, Placed, kernel_parameters, launch_shape
+from ptx_emulator import parse_ptx
+
+from la_cute.decode_compile import compile_decode
+
+CUDA_THAT_WRITES_DOWN = r"""
+#include <stddef.h>
+#include <string.h>
+
+struct attribute { int id; char pad[4]; char value[64]; };
+struct launch {
+    unsigned grid[3], block[3];
+    size_t shared_bytes;
+    void *stream;
+    struct attribute *attributes;
+    unsigned attribute_count;
+};
+
+unsigned recorded_shape[8];                  /* grid, block, bytes of shared memory, whether it overlaps */
+unsigned char recorded_parameters[16][64];
+unsigned parameter_bytes[16], parameter_count;  /* set before */
+
+enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+int _cudaLaunchKernelEx(const struct launch *launch, const void *kernel, void **parameters) {
+    memcpy(recorded_shape, launch->grid, sizeof launch->grid);
+    memcpy(recorded_shape + 3, launch->block, sizeof launch->block);
+    recorded_shape[6] = launch->shared_bytes;
+    recorded_shape[7] = 0;
+    for (unsigned n = 0; n < launch->attribute_count; n++)
+        if (launch->attributes[n].id == PROGRAMMATIC_STREAM_SERIALIZATION)
+            recorded_shape[7] = launch->attributes[n].value[0];
+    for (unsigned n = 0; n < parameter_count; n++)
+        memcpy(recorded_parameters[n], parameters[n], parameter_bytes[n]);
+    return 0;
+}
+
+static int zero(int *value) { *value = 0; return 0; }
+int _cudaGetDevice(int *device) { return zero(device); }
+int _cudaSetDevice(int device) { return 0; }
+int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
+int _cudaDeviceGetAttribute(int *value, int attribute, int device) { *value = 200 * 1024; return 0; }
+int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) { return zero(value); }
+int _cudaFuncSetAttribute(void *function, int attribute, int value) { return 0; }
+int _cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) { return 0; }
+int _cudaLibraryLoadData(void **library) { *library = recorded_shape; return 0; }
+int _cudaLibraryGetKernel(void **kernel) { *kernel = recorded_shape; return 0; }
+int cudaLibraryUnload(void *library) { return 0; }
+const char *cudaGetErrorName(int error) { return "error"; }
+const char *cudaGetErrorString(int error) { return "error"; }
+int CuteDSLRT_TVMFFISetRaisedCudaError(void) { return -1; }
+"""
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_DTYPES = {torch.int32: (0, 32), torch.int64: (0, 64), torch.float32: (2, 32), torch.bfloat16: (4, 16)}
+
+
+class _CudaTensor:
+    """Says that it lies on the first CUDA device, at an address that nobody may follow."""
+
+    def __init__(self, placed: Placed, dtype: torch.dtype) -> None:
+        numbers = ctypes.c_int64 * len(placed.shape)
+        self._sizes, self._strides = numbers(*placed.shape), numbers(*placed.strides)
+        self._tensor = _DLTensor(
+            placed.address,
+            (2, 0),
+            len(placed.shape),
+            (*_DTYPES[dtype], 1, 0),
+            ctypes.addressof(self._sizes),
+            ctypes.addressof(self._strides),
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+def _problem(B: int, G: int, overlap: bool, **changes: Any) -> DecodeProblem:
+    problem = DecodeProblem.contiguous(
+        B=B, P=5, H=6, G=G, K=64, V=128, io_dtype=torch.bfloat16, device="cuda", arch=(9, 0), **changes
+    )
+    return replace(problem, overlap=overlap)
+
+
+@pytest.mark.parametrize(
+    ("problem", "aligned"),
+    [
+        (_problem(3, 6, False), False),
+        (_problem(40_000, 3, True), True),
+        (_problem(4, 2, False, state_layout="kv", offsets_dtype=torch.int64), True),
+        (_problem(32_768, 1, True, state_layout="kv"), False),
+    ],
+    ids=["vk", "vk-overlap-rows-along-z", "kv", "kv-overlap"],
+)
+def test_host_code_launches_as_the_emulated_kernel_is_launched(
+    problem: DecodeProblem, aligned: bool, tmp_path: Path
+) -> None:
+    key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+    function = compile_decode(key, f"--keep-ptx --dump-dir={tmp_path}")
+    function.export_to_c(str(tmp_path / "kernel.o"), function_name="kernel", export_only_tvm_ffi_symbols=True)
+    (tmp_path / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
+    archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
+    command = ("gcc", "-shared", "-fPIC", "-o", "kernel.so", "kernel.o", "cuda.c", *map(str, archives))
+    # Its own functions, whatever the process has loaded under the same names.
+    subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=tmp_path, check=True)
+    module = tvm_ffi.load_module(str(tmp_path / "kernel.so"))
+    library = ctypes.CDLL(str(tmp_path / "kernel.so"))
+
+    B, H, G, K, V, P = problem.B, problem.H, problem.G, problem.K, problem.V, problem.P
+    inner = (K, 1) if problem.state_layout == "vk" else (1, V)
+    # Every address, size and stride is another number; only the strides of the pool and of q, k and v must be aligned.
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]] = {
+        "s_offsets": (problem.offsets_dtype, (B,), (1,)),
+        "s": (problem.state_dtype, (P * H, V, K), (K * V + 4, *inner)),
+        "decay_scales": (torch.float32, (H,), (1,)),
+        "q": (problem.io_dtype, (B, G, K), (G * K + 100, K + 4, 1)),
+        "k": (problem.io_dtype, (B, G, K), (G * K + 200, K + 8, 1)),
+        "v": (problem.io_dtype, (B, H, V), (H * V + 300, V + 12, 1)),
+        "out": (problem.out_dtype, (B, H, V), (H * V + 401, V + 17, 1)),
+    }
+    arguments: Arguments = {
+        name: Placed(0x7E12_3456_7800 + (n << 36), shape, strides)
+        for n, (name, (_, shape, strides)) in enumerate(shapes.items())
+    }
+    kernel = parse_ptx(function.artifacts.PTX)
+    sizes = list(kernel.parameters.values())
+    ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
+    (ctypes.c_uint * 16).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
+    fakes = [_CudaTensor(arguments[name], dtype) for name, (dtype, _, _) in shapes.items()]
+    module["kernel"](*map(tvm_ffi.from_dlpack, fakes), 0.3, P)
+
+    shape = tuple((ctypes.c_uint * 8).in_dll(library, "recorded_shape"))
+    grid, shared_bytes = launch_shape(key, B, H)
+    assert shape == (*grid, kernel.threads, 1, 1, shared_bytes, int(key.overlap))
+    recorded = (ctypes.c_ubyte * 64 * 16).in_dll(library, "recorded_parameters")
+    expected = kernel_parameters(arguments, 0.3, P)
+    assert sizes == [numbers.nbytes for numbers in expected]
+    # Numbers are compared: what lies between them is left as it was.
+    got = [np.frombuffer(part, numbers.dtype, 1) for part, numbers in zip(recorded, expected, strict=False)]
+    assert got == expected
