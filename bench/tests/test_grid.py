@@ -17,6 +17,7 @@ from la_bench.compare_command import _grid_points
 from la_bench.environment import read_environment
 from la_bench.grid import GRID_FULL, MAX_CALLS, MIN_CALLS, POOL_ELEMENTS, GridPoint, estimate_seconds, in_words
 from la_bench.grid_spec import DEFAULT_GRID, parse_grid
+from la_bench.peers.cula import CulaPeer
 from la_bench.report_grid import host_table, memory_table, ratio_table, time_table
 from la_bench.rows import Row, from_json_lines
 from la_bench.run_grid import GridTensors, run_grid
@@ -261,7 +262,7 @@ def test_a_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--layout", "kv"], "--state-dtype and --layout belong to --grid"),
+        (["--layout", "kv"], "--dtype, --state-dtype and --layout belong to --grid"),
         (["--grid", "8x1", "--workloads", "ring"], "--grid and --workloads are two kinds of runs"),
         (["--grid", "64x100000"], "the states of H64/B100000 do not fit"),
         (["--peers", "nonsense"], "no peer is called 'nonsense'"),
@@ -293,3 +294,16 @@ def test_a_gpu_runs_the_grid_unless_something_else_is_asked_for(arguments: list[
 
 def test_all_is_every_workload() -> None:
     assert select_workloads("cuda", ("all",), quick=False) == select_workloads("cuda", (), quick=False)
+
+
+def test_the_dtype_of_q_k_v_and_out_is_an_option(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--quick", "--grid", "2x1", "--dtype", "float16", "--backends", "ref"]
+    assert main(["compare", *arguments, "--out", str(tmp_path)]) == 0
+    (row,) = from_json_lines((tmp_path / "rows.jsonl").read_text())
+    assert (row.status, row.workload.io_dtype, row.workload.out_dtype) == ("ok", "float16", "float16")
+
+
+def test_a_peer_is_not_given_a_dtype_that_it_does_not_take() -> None:
+    problem = GridPoint(2, 1, io_dtype=torch.float16).problem()
+    peer = object.__new__(CulaPeer)
+    assert peer.limits(problem, padded=False) == "does not take q, k and v in float16"

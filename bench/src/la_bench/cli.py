@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from la_bench.errors import UsageError
-from la_bench.grid_spec import DEFAULT_GRID, STATE_DTYPE_NAMES, parse_grid
+from la_bench.grid_spec import DEFAULT_GRID, DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
 
 COMMAND_MODULES = {
@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
         f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named)",
     )
-    compare.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, help="of --grid (default: float32)")
+    compare.add_argument("--dtype", choices=DTYPE_NAMES, help="of q, k, v and out, of --grid (default: bfloat16)")
+    compare.add_argument("--state-dtype", choices=DTYPE_NAMES, help="of --grid (default: float32)")
     compare.add_argument(
         "--layout", choices=("vk", "kv"), help="of --grid: which axis of a state comes first (default: vk)"
     )
@@ -166,7 +167,7 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="one after the other; all: every installed one that has tiles to choose from (default: triton)",
     )
     tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
-    tune.add_argument("--state-dtype", choices=STATE_DTYPE_NAMES, default="float32", help="default: float32")
+    tune.add_argument("--state-dtype", choices=DTYPE_NAMES, default="float32", help="default: float32")
     tune.add_argument("--overlap", action="store_true", help="with overlap of kernels")
     tune.add_argument(
         "--units", type=_counts, metavar="N,N", help="states in a call, heads x rows (default: 8, 16, ... 16384)"

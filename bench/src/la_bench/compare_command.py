@@ -13,7 +13,7 @@ from rich.table import Table
 from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
-from la_bench.grid import GRID_FULL, GRID_QUICK, STATE_DTYPES, GridPoint, estimate_seconds, in_words
+from la_bench.grid import DTYPES, GRID_FULL, GRID_QUICK, GridPoint, estimate_seconds, in_words
 from la_bench.grid_spec import DEFAULT_GRID, QUICK_GRID, parse_grid
 from la_bench.peers import PEERS, select_peers
 from la_bench.report_content import kernel_table
@@ -182,14 +182,17 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
     if grid is None and device.type == "cuda" and not options.workloads:
         grid = parse_grid(QUICK_GRID if options.quick else DEFAULT_GRID)
     if grid is None:
-        if options.state_dtype or options.layout:
-            raise UsageError("--state-dtype and --layout belong to --grid; models have theirs. Pass --grid too.")
+        if options.dtype or options.state_dtype or options.layout:
+            raise UsageError(
+                "--dtype, --state-dtype and --layout belong to --grid; models have theirs. Pass it too."
+            )
         return []
     if options.workloads:
         raise UsageError("--grid and --workloads are two kinds of runs. Pass one of them.")
-    state_dtype = STATE_DTYPES[options.state_dtype or "float32"]
+    state_dtype = DTYPES[options.state_dtype or "float32"]
     layout: StateLayout = options.layout or "vk"
-    points = [GridPoint(H, B, state_dtype, layout, device.type) for H, B in grid]
+    io_dtype = DTYPES[options.dtype or "bfloat16"]
+    points = [GridPoint(H, B, state_dtype, layout, device.type, io_dtype) for H, B in grid]
     too_large = [point.name for point in points if not point.fits]
     if too_large:
         raise UsageError(f"--grid: the states of {too_large[0]} do not fit into the largest pool. Pass smaller sizes.")

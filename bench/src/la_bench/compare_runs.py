@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +35,7 @@ class RowKey:
     """What makes a row of one run the counterpart of a row of another."""
 
     workload: str
+    io_dtype: str
     state_dtype: str
     layout: str
     backend: str
@@ -188,11 +189,11 @@ def unmatched(difference: Difference) -> list[str]:
 
 def _lost(only_old: Sequence[RowKey], before: dict[RowKey, Row], after: dict[RowKey, Row]) -> list[str]:
     """Backends that were right on a workload which NEW has without them."""
-    there = {(key.workload, key.state_dtype, key.layout) for key in after}
+    there = {replace(key, backend="") for key in after}
     return [
         f"LOST: {key}"
         for key in only_old
-        if (key.workload, key.state_dtype, key.layout) in there
+        if replace(key, backend="") in there
         and before[key].backend.kind == "backend"
         and before[key].status in RIGHT_STATUS
     ]
@@ -211,7 +212,7 @@ def _by_key(rows: Sequence[Row], which: str) -> dict[RowKey, Row]:
     by_key: dict[RowKey, Row] = {}
     for row in rows:
         facts = row.workload
-        key = RowKey(facts.name, facts.state_dtype, facts.state_layout, row.backend.name)
+        key = RowKey(facts.name, facts.io_dtype, facts.state_dtype, facts.state_layout, row.backend.name)
         if key in by_key:
             raise UsageError(f"{which} holds two rows for {key}. Pass the rows of one run.")
         by_key[key] = row

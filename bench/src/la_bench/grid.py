@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from la_bench.grid_spec import STATE_DTYPE_NAMES
+from la_bench.grid_spec import DTYPE_NAMES
 from la_bench.timing import Effort
 from la_core import DecodeProblem
 from la_core.spec.decode_problem import StateLayout
@@ -31,7 +31,7 @@ HOST_BYTES = 32 << 20
 GRID_FULL = Effort(seconds=0.8, min_rounds=9, max_rounds=15)
 GRID_QUICK = Effort(seconds=0.2, min_rounds=5, max_rounds=7)
 
-STATE_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in STATE_DTYPE_NAMES}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class GridPoint:
     state_dtype: torch.dtype = torch.float32
     layout: StateLayout = "vk"
     device_type: str = "cuda"
+    io_dtype: torch.dtype = torch.bfloat16
 
     @property
     def name(self) -> str:
@@ -88,6 +89,7 @@ class GridPoint:
             H=self.H,
             K=SIZE,
             V=SIZE,
+            io_dtype=self.io_dtype,
             state_dtype=self.state_dtype,
             state_layout=self.layout,
             device=self.device_type,

@@ -5,7 +5,7 @@ from __future__ import annotations
 DEFAULT_GRID = "8,16,32,64x1,2,4,8,16,32,64,128,256,512"
 QUICK_GRID = "8,64x1,8,64,256"
 
-STATE_DTYPE_NAMES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
 def parse_grid(text: str) -> tuple[tuple[int, int], ...]:

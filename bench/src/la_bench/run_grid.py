@@ -36,8 +36,8 @@ class GridTensors:
         self.device = device
         self._random = torch.Generator().manual_seed(seed)
         io = max(point.B * point.H for point in points) * SIZE
-        self._q, self._k, self._v = (self._normal(io, torch.bfloat16) for _ in range(3))
-        self._out = torch.empty(io, dtype=torch.bfloat16, device=device)
+        self._q, self._k, self._v = (self._normal(io, points[0].io_dtype) for _ in range(3))
+        self._out = torch.empty(io, dtype=points[0].io_dtype, device=device)
         self._pool = self._normal(max(p.chunks * p.elements for p in points), points[0].state_dtype)
 
     def lap(self, point: GridPoint) -> list[DecodeCall]:

@@ -10,7 +10,7 @@ import torch
 
 from la_bench.environment import read_environment
 from la_bench.gpu_timing import GraphTimer, require_cuda
-from la_bench.grid import STATE_DTYPES, GridPoint
+from la_bench.grid import DTYPES, GridPoint
 from la_bench.report_text import count
 from la_bench.run_compare import short
 from la_bench.terminal import filled_table, print_line, progress_bar, show
@@ -40,7 +40,7 @@ def tune(options: Namespace) -> int:
     device = torch.device("cuda")
     layout: StateLayout = options.layout
     units = options.units or default_units(options.heads)
-    points = tune_points(units, STATE_DTYPES[options.state_dtype], layout, device.type, options.heads)
+    points = tune_points(units, DTYPES[options.state_dtype], layout, device.type, options.heads)
     backends = tunable_backends(options.backend, installed_names())
     if options.out is not None:
         check_file(options.out)

@@ -20,6 +20,7 @@ class CulaPeer(Peer):
 
     name = "cula"
     layouts = ("vk",)
+    io_dtypes = (torch.bfloat16,)
     state_dtypes = (torch.float32,)
     padding = "refused"
 

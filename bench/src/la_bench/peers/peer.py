@@ -35,8 +35,8 @@ class Peer(ABC):
         As options and reports call it, and in which ways it does not do what the contract says.
     layouts
         How its states lie in memory, the best choice first.
-    state_dtypes
-        Dtypes of the states that it takes.
+    io_dtypes, state_dtypes
+        Dtypes of q, k and v, and of the states, that it takes.
     pooled
         Whether it finds states by slot in a pool. One that does not is handed a run of B neighbouring slots.
     padding
@@ -49,6 +49,7 @@ class Peer(ABC):
     name: ClassVar[str]
     differs: str
     layouts: tuple[StateLayout, ...]
+    io_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     state_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     pooled: bool = True
     padding: Literal["skipped", "computed", "refused"] = "skipped"
@@ -86,6 +87,8 @@ class Peer(ABC):
             return f"is run at K = V = {HEAD_SIZE} only"
         if problem.G != problem.H:
             return "has as many heads of q and k as states"
+        if problem.io_dtype not in self.io_dtypes:
+            return f"does not take q, k and v in {str(problem.io_dtype).removeprefix('torch.')}"
         if problem.state_dtype not in self.state_dtypes:
             return f"does not keep states in {str(problem.state_dtype).removeprefix('torch.')}"
         if padded and self.padding == "refused":
