@@ -183,9 +183,7 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
         grid = parse_grid(QUICK_GRID if options.quick else DEFAULT_GRID)
     if grid is None:
         if options.dtype or options.state_dtype or options.layout:
-            raise UsageError(
-                "--dtype, --state-dtype and --layout belong to --grid; models have theirs. Pass it too."
-            )
+            raise UsageError("--dtype, --state-dtype and --layout belong to --grid; models have theirs. Pass it too.")
         return []
     if options.workloads:
         raise UsageError("--grid and --workloads are two kinds of runs. Pass one of them.")
