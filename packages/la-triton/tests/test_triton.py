@@ -221,3 +221,65 @@ def test_kernels_are_counted_over_many_batches_on_a_gpu() -> None:
     for rows, slots, scale in itertools.product(range(1, 65), (64, 500), (1.0, 0.5, 0.0)):
         run(rows, slots, scale)
     assert kernels_made() == before
+
+
+ARGUMENTS = ("q", "k", "v", "s", "s_offsets", "decay_scales", "out")
+"""The first parameters of the kernel, in order."""
+
+
+def _accesses(ptx: str) -> list[str]:
+    """Accesses of global memory and steps of overlap in the order of the code, such as `load s`, `wait`, `store out`.
+
+    An address belongs to the argument that it was computed from.
+    """
+    origin: dict[str, str] = {}
+    found = []
+    for line in ptx.splitlines():
+        registers = re.findall(r"%\w+", line)
+        parameter = re.search(r"ld\.param\S*\s+(%\w+), \[decode_kernel_param_([0-6])\]", line)
+        access = re.search(r"(ld|st)\.global.*?\[ (%\w+)", line)
+        if parameter:
+            origin[parameter[1]] = ARGUMENTS[int(parameter[2])]
+        elif "griddepcontrol" in line:
+            found.append("wait" if "wait" in line else "launch")
+        elif access:
+            found.append(f"{'load' if access[1] == 'ld' else 'store'} {origin[access[2]]}")
+        elif len(registers) > 1:
+            # What is read decides an address, not what an address was computed with: only pointers have an origin.
+            sources = {origin[name] for name in registers[1:] if name in origin}
+            if len(sources) == 1:
+                origin[registers[0]] = sources.pop()
+    return found
+
+
+def _overlap_faults(accesses: list[str]) -> list[str]:
+    """Accesses on the wrong side of the wait for the kernel before."""
+    at = accesses.index("wait") if "wait" in accesses else len(accesses)
+    early, late = {"load s", "load s_offsets", "load decay_scales"}, {"load q", "load k", "load v"}
+    stores = {one for one in accesses if one.startswith("store")}
+    return [
+        *(f"{one} before the wait" for one in accesses[:at] if one in late | stores),
+        *(f"{one} behind the wait" for one in accesses[at:] if one in early),
+        *(f"no {one}" for one in early | late | {"store s", "store out"} if one not in accesses),
+    ]
+
+
+@compiled
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize("rows", [1, 16, 64, 512])
+def test_with_overlap_inputs_and_stores_wait_and_states_do_not(state_layout: str, rows: int) -> None:
+    from la_triton.decode_compile import compile_decode, decode_compile_key
+
+    problem = _problem(B=rows, state_layout=state_layout, overlap=True)
+    for aligned in (True, False):
+        key = decode_compile_key(problem, 90, choose_decode_tiles(problem), aligned=aligned)
+        accesses = _accesses(compile_decode(key).asm["ptx"])
+        assert accesses[0] == "launch"
+        assert _overlap_faults(accesses) == []
+        plain = _accesses(compile_decode(key._replace(overlap=False)).asm["ptx"])
+        assert sorted(plain) == sorted(one for one in accesses if one not in ("launch", "wait"))
+        # What this test would say of kernels that wait too late, not at all, or too early.
+        rest = [one for one in accesses if one != "wait"]
+        assert "load q before the wait" in _overlap_faults([*rest, "wait"])
+        assert "store s before the wait" in _overlap_faults(rest)
+        assert "load s behind the wait" in _overlap_faults(["wait", *rest])
