@@ -75,10 +75,16 @@ def test_any_character_in_a_reason_is_read_back(tmp_path: Path, make_row: MakeRo
     assert read_rows(tmp_path / "rows.jsonl") == [row]
 
 
-def test_a_row_that_was_cut_off_is_left_out(tmp_path: Path, make_row: MakeRow) -> None:
+def test_a_row_that_was_cut_off_is_left_out_and_said(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
     rows = [make_row(grid=(8, batch)) for batch in (1, 2)]
-    (tmp_path / "rows.jsonl").write_text(to_json_lines(rows)[:-20])
-    assert read_rows(tmp_path / "rows.jsonl") == rows[:1]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(to_json_lines(rows)[:-20])
+    assert read_rows(path) == rows[:1]
+    assert capsys.readouterr().err == f"{path}: its last row was cut off, and is left out.\n"
+    # Whole, but for the end of the line.
+    path.write_text(to_json_lines(rows)[:-1])
+    assert read_rows(path) == rows
+    assert capsys.readouterr().err == ""
 
 
 def test_half_a_row_is_taken_back_and_written_later(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Literal
 from la_bench.errors import UsageError
 from la_bench.report_blocks import Table
 from la_bench.report_text import STATUS_WORDS, listing, number, span, times
-from la_bench.rows import Result, Row, from_json_lines, ok_rows
+from la_bench.rows import Result, Row, cut_off, from_json_lines, ok_rows
 from la_bench.timing import spread
 
 RESOLUTION = 0.01
@@ -87,13 +88,16 @@ def read_rows(file: Path) -> list[Row]:
         It cannot be read, or holds something else.
     """
     try:
-        rows = from_json_lines(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        rows = from_json_lines(text)
     except OSError as reason:
         raise UsageError(f"{file}: {reason.strerror or reason}.") from reason
     except (ValueError, TypeError, KeyError) as reason:
         raise UsageError(f"{file} does not hold rows of la-bench compare: {reason}.") from reason
     if not rows:
         raise UsageError(f"{file} holds no rows.")
+    if cut_off(text):
+        sys.stderr.write(f"{file}: its last row was cut off, and is left out.\n")
     return rows
 
 

@@ -173,8 +173,18 @@ def to_json_lines(rows: Iterable[Row]) -> str:
 
 
 def from_json_lines(text: str) -> list[Row]:
-    """The rows of a `rows.jsonl`. A last line without an end is a row that was cut off, and left out."""
-    return [_from_dict(json.loads(line)) for line in text.split("\n")[:-1] if line.strip()]
+    """The rows of a `rows.jsonl`; see :func:`cut_off`."""
+    lines = text.split("\n")
+    return [_from_dict(json.loads(line)) for line in (lines[:-1] if cut_off(text) else lines) if line.strip()]
+
+
+def cut_off(text: str) -> bool:
+    """Whether a run that was killed left half a row at the end, which is then left out."""
+    try:
+        json.loads(text.rpartition("\n")[2] or "{}")
+    except ValueError:
+        return True
+    return False
 
 
 def ok_rows(rows: Sequence[Row]) -> list[tuple[Row, Result]]:

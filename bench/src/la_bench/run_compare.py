@@ -21,7 +21,6 @@ Keep = Callable[[Sequence[Row]], None]
 
 INTERRUPTED = "stopped by Ctrl-C before it was finished"
 
-
 SETUP_S = {"cpu": 3.0, "cuda": 2.0}
 """Of each workload: float64 truths, and filling its pools."""
 

@@ -245,7 +245,7 @@ def _accesses(ptx: str) -> list[str]:
         elif access:
             found.append(f"{'load' if access[1] == 'ld' else 'store'} {origin[access[2]]}")
         elif len(registers) > 1:
-            # What is read decides an address, not what an address was computed with: only pointers have an origin.
+            # Addresses alone have an origin: what was loaded, sizes and strides have none.
             sources = {origin[name] for name in registers[1:] if name in origin}
             if len(sources) == 1:
                 origin[registers[0]] = sources.pop()
