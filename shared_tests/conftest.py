@@ -8,11 +8,13 @@ pytest shared_tests --require-backend NAME   fail if it is absent or passes no t
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from collections import defaultdict
 from collections.abc import Generator
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from hypothesis import HealthCheck, settings
 
 import la_core
 from la_core.backends.discover_backends import load_backend
-from la_core.conformance.source_hash import source_hash
+from la_core.conformance.source_hash import folder_hash, source_hash
 from la_core.conformance.target import DeclaredRefusal, Target
 
 settings.register_profile(
@@ -31,6 +33,9 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("default"), derandomize=False, max_examples=1000)
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=10)
 settings.load_profile("default")
+
+COMPILERS = {"triton": "triton", "cutlass_dsl": "nvidia-cutlass-dsl"}
+"""Distributions whose versions a record names."""
 
 NO_GPU = "not run: no CUDA device"
 
@@ -163,18 +168,29 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _environment(plan: _Plan) -> dict[str, object]:
-    """What ran: versions, the machine, and a hash of the sources of each backend and of la_core."""
+    """What ran: versions, machine, settings, and hashes of this suite and of the sources of la_core and each backend."""
     modules = {"la_core": la_core.__name__, **{t.name: type(t.backend).__module__ for t in plan.targets}}
+    suite = folder_hash(Path(__file__).parent)
+    settings_of_backends = ("LA_", "TRITON_", "CUTE_")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "la_core": la_core.__version__,
         "spec_revision": la_core.SPEC_REVISION,
         "backends": plan.versions,
-        "sources_sha256": {name: source_hash(module) for name, module in modules.items()},
+        "sources_sha256": {"shared_tests": suite, **{name: source_hash(module) for name, module in modules.items()}},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(settings_of_backends)},
         "torch": torch.__version__,
+        **{name: _version(distribution) for name, distribution in COMPILERS.items()},
         "python": platform.python_version(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

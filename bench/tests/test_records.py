@@ -21,7 +21,7 @@ from la_bench.records import (
     summary_lines,
 )
 from la_bench.rows import Row, to_json_lines
-from la_core.conformance.source_hash import source_hash
+from la_core.conformance.source_hash import folder_hash, source_hash
 
 MakeRow = Callable[..., Row]
 Capture = pytest.CaptureFixture[str]
@@ -108,6 +108,7 @@ def test_tiles_name_their_backend(tmp_path: Path) -> None:
 def test_the_sources_of_this_checkout_are_what_records_are_compared_with() -> None:
     assert present_hash("la_core") == source_hash("la_core")
     assert present_hash("ref") == source_hash("la_ref")
+    assert present_hash("shared_tests") == folder_hash(Path(__file__).parents[2] / "shared_tests")
     assert present_hash("never-heard-of") is None
 
 

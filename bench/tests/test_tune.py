@@ -15,6 +15,7 @@ import la_bench.grid
 from la_bench.cli import main
 from la_bench.environment import read_environment
 from la_bench.errors import UsageError
+from la_bench.tile_words import brief_tiles
 from la_bench.timing import Lap, Timing
 from la_bench.tune import (
     UNITS,
@@ -110,6 +111,26 @@ def test_the_table(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
     # The present choice is always tried, here as the first.
     assert table.rows[0] == ("8", "rows=2 wrong=False", "rows=2 wrong=False", "2.00", "1.00x")
     assert {(p.overlap, p.state_layout, p.B) for p in tuned[1].problems} == {(True, "kv", 1), (True, "kv", 2)}
+
+
+@dataclass(frozen=True)
+class BlockTiles:
+    block_v: int
+    num_warps: int
+    eviction: str = ""
+    store_first: bool = False
+
+
+@pytest.mark.parametrize(
+    ("tiles", "words"),
+    [
+        (BlockTiles(16, 8, "evict_last"), "8 KiB, 8 warps, evict_last"),
+        (BlockTiles(4, 1, store_first=True), "2 KiB, 1 warp, store_first"),
+        (Tiles(2), "rows=2 wrong=False"),
+    ],
+)
+def test_tiles_are_shown_as_a_backend_tabulates_them(tiles: Hashable, words: str) -> None:
+    assert brief_tiles(tiles, row_bytes=512) == words
 
 
 def test_what_is_wrong_or_raises_is_not_timed(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:

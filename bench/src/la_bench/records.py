@@ -14,11 +14,14 @@ from typing import Any
 
 from la_bench.errors import UsageError
 from la_bench.report_text import count, listing
-from la_core.conformance.source_hash import source_hash
+from la_core.conformance.source_hash import folder_hash, source_hash
 
 VERSIONS = ("torch", "triton", "cutlass_dsl", "python", "driver")
 CORE, BENCH = "la_core", "la_bench"
 """Rows name the latter, but a record does not become stale when only the program that measured has changed."""
+
+SUITE = "shared_tests"
+"""The folder whose tests an outcome lists; its sources are those of a checkout."""
 
 Hashes = dict[str, frozenset[str]]
 """Hashes of the sources that ran, by package of the core and of la-bench, or by name of a backend."""
@@ -143,6 +146,9 @@ def present_hash(name: str) -> str | None:
 
     if name in (CORE, BENCH):
         return source_hash(name)
+    if name == SUITE:
+        folder = Path(__file__).parents[3] / SUITE
+        return folder_hash(folder) if folder.is_dir() else None
     return backend_facts(name).source_hash
 
 

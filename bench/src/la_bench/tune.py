@@ -21,7 +21,7 @@ from la_bench.rows import BackendFacts
 from la_bench.run_compare import short
 from la_bench.run_grid import GridSubject, GridTensors
 from la_bench.tensors import DecodeCall
-from la_bench.tile_words import plain_tiles, show_tiles
+from la_bench.tile_words import brief_tiles, plain_tiles
 from la_bench.timing import Bound, Effort, Lap, Spread, Tick, Timing, spread
 from la_bench.variants import Variant
 from la_core import DecodeProblem
@@ -259,8 +259,10 @@ def tune_table(tuned: Sequence[TunedPoint]) -> Table:
     for one in tuned:
         best = one.best
         microseconds = number(best.time_us.median) if best and best.time_us else "-"
-        name = show_tiles(best.tiles) if best else "none"
-        lines.append((str(one.units), name, show_tiles(one.chosen), microseconds, times(one.cost_of_choice)))
+        row_bytes = SIZE * one.point.state_dtype.itemsize
+        name = brief_tiles(best.tiles, row_bytes) if best else "none"
+        chosen = brief_tiles(one.chosen, row_bytes)
+        lines.append((str(one.units), name, chosen, microseconds, times(one.cost_of_choice)))
     return Table(("units", "best tiles", "present choice", "best us", "cost of choice"), tuple(lines), text_columns=3)
 
 

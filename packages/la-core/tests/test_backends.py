@@ -255,3 +255,16 @@ def test_import_of_la_core_is_inert() -> None:
     )
     done = _run(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_call_need_not_look_for_backends() -> None:
+    """`import la_core` has read which backends are installed: another look reads no metadata."""
+    code = (
+        "import importlib.metadata, la_core\n"
+        "from la_core.backends.discover_backends import installed_names\n"
+        "def look(**group): raise AssertionError('a second look')\n"
+        "importlib.metadata.entry_points = look\n"
+        "assert 'ref' in installed_names()\n"
+    )
+    done = _run(code)
+    assert done.returncode == 0, done.stderr

@@ -1,10 +1,11 @@
 """Lightning Attention over a state pool: the operators, their contract, and the choice of a backend.
 
-Importing this package imports no backend and touches no GPU.
+Importing this package imports no backend and touches no GPU. It reads which backends are installed: that takes some
+milliseconds, for which the first call of a process need not wait.
 """
 
 from la_core.backends.choose_backend import Choice, use_backend, use_overlap
-from la_core.backends.discover_backends import BackendInfo, list_backends
+from la_core.backends.discover_backends import BackendInfo, installed_names, list_backends
 from la_core.decay_slopes import decay_slopes
 from la_core.ops.decode import decode, explain_choice
 from la_core.spec.decode_checks import check_decode as decode_problem
@@ -29,3 +30,5 @@ __all__ = [
     "use_backend",
     "use_overlap",
 ]
+
+installed_names()
