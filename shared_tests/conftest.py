@@ -168,7 +168,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _environment(plan: _Plan) -> dict[str, object]:
-    """What ran: versions, machine, settings, and hashes of this suite and of the sources of la_core and each backend."""
+    """What ran: versions, machine, settings, and hashes of this suite and the sources of la_core and each backend."""
     modules = {"la_core": la_core.__name__, **{t.name: type(t.backend).__module__ for t in plan.targets}}
     suite = folder_hash(Path(__file__).parent)
     settings_of_backends = ("LA_", "TRITON_", "CUTE_")
