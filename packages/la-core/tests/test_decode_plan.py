@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from la_core import SpecViolation, decode
+from la_core.backends.discover_backends import forget_backends
 from la_core.conformance.decode_error_cases import (
     DECODE_ERROR_CASES,
     DECODE_OFFSET_ERROR_CASES,
     DecodeErrorCase,
     legal_arguments,
 )
-from la_core.ops import decode_plan, decode_values, facts_guard
+from la_core.ops import decode_plan, decode_values, facts_guard, kept_plans
 
 Install = Callable[..., None]
 
@@ -27,9 +28,9 @@ Install = Callable[..., None]
 def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a torch whose guard is not sound: facts are compared in Python."""
     monkeypatch.setattr(facts_guard, "_probe", lambda: False)
-    decode_plan.forget_plans()
+    forget_backends()
     yield
-    decode_plan.forget_plans()
+    forget_backends()
 
 
 def test_this_torch_has_a_sound_guard() -> None:
@@ -79,11 +80,11 @@ def test_the_same_facts_give_the_same_problem(install: Install) -> None:
 
 
 def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_plan, "MAX_PLANS", 4)
-    decode_plan.forget_plans()
+    monkeypatch.setattr(kept_plans, "MAX_PLANS", 4)
+    forget_backends()
     for rows in range(1, 12):
         decode(*[torch.ones(rows, 1, 4)] * 3, torch.zeros(12, 4, 4), torch.arange(rows), torch.ones(1))
-        assert len(decode_plan._plans) <= 4
+        assert len(decode_plan.store.plans) <= 4
 
 
 def test_q_k_and_v_may_be_one_tensor() -> None:

@@ -8,6 +8,8 @@ import torch
 
 from la_core.backends.capabilities import Capabilities
 from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.kv_window import KVWindow
+from la_core.spec.window_problem import WindowProblem
 
 
 @runtime_checkable
@@ -29,10 +31,11 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities:
         """What it declares to run."""
 
-    def refusal(self, problem: DecodeProblem) -> str | None:
+    def refusal(self, problem: DecodeProblem | WindowProblem) -> str | None:
         """Why this backend will not run a legal call, as a sentence without its own name; None if it will.
 
         Pure: no tensors, no GPU call, the same answer each time. An exception raised here is a bug and propagates.
+        A `WindowProblem` comes only to a backend that names its `op` in `capabilities.ops`.
         """
 
     def decode(
@@ -53,3 +56,69 @@ class Backend(Protocol):
         None. The same `problem` object comes back for calls with the same facts, so it may key a cache by identity.
         Values of `s_offsets` are unchecked on a GPU: negative and `>= P` both mean padding.
         """
+
+
+class WindowBackend(Protocol):
+    """The methods of a backend for the operators on a window: those that its `capabilities.ops` names.
+
+    They are looked up by name, so that a backend may lack some. `la_core` has checked every argument as for
+    :meth:`Backend.decode`; a problem with `B == 0` never comes. Values on a GPU are unchecked: an offset outside of
+    0 ... P-1 means padding, `start` is taken modulo `N`, and `length`, `draft_lengths` and `accepted` are limited.
+    """
+
+    def decode_window(
+        self,
+        problem: WindowProblem,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        s: torch.Tensor,
+        s_offsets: torch.Tensor,
+        decay_scales: torch.Tensor,
+        window: KVWindow,
+        softmax_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Write `out`, and each row's token: to the window, or with a full window's to the state."""
+
+    def verify(
+        self,
+        problem: WindowProblem,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        s: torch.Tensor,
+        s_offsets: torch.Tensor,
+        decay_scales: torch.Tensor,
+        window: KVWindow,
+        draft_lengths: torch.Tensor | None,
+        softmax_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Write `out` and the drafts' places in the window. `draft_lengths` None means `T` for every row."""
+
+    def commit(
+        self,
+        problem: WindowProblem,
+        window: KVWindow,
+        s: torch.Tensor,
+        s_offsets: torch.Tensor,
+        decay_scales: torch.Tensor,
+        accepted: torch.Tensor | int,
+        room: int | None,
+    ) -> None:
+        """Write the states: fold (`accepted` 0), commit, and commit_layers (all tensors stacked).
+
+        With `room`, only those of rows with `length + room > N`.
+        """
+
+    def advance(
+        self,
+        problem: WindowProblem,
+        window: KVWindow,
+        s_offsets: torch.Tensor,
+        accepted: torch.Tensor | int,
+        room: int | None,
+        clear: bool,
+    ) -> None:
+        """Write the cursors: advance, or clear (`clear` True, where `room` restricts the rows as in commit)."""

@@ -9,6 +9,7 @@ import torch
 
 from la_core.spec.argument_checks import show_dtype, show_dtypes
 from la_core.spec.decode_problem import IO_DTYPES, STATE_DTYPES, DecodeProblem
+from la_core.spec.window_problem import WindowProblem
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Capabilities:
     Parameters
     ----------
     ops
-        Operators implemented, such as `("decode",)`.
+        Operators implemented, by the names of the backend's methods, such as `("decode", "verify")`.
     device_types
         Types of device whose tensors it takes.
-    io_dtypes, state_dtypes, out_dtypes
-        Dtypes of `q`, `k`, `v`; of `s`; of `out`.
+    io_dtypes, state_dtypes, out_dtypes, window_dtypes
+        Dtypes of `q`, `k`, `v`; of `s`; of `out`; of a window.
     state_layouts
         Layouts of the states; see :class:`la_core.DecodeProblem`.
     k_sizes, v_sizes
@@ -43,21 +44,48 @@ class Capabilities:
     v_sizes: Container[int] | None = None
     sizes_text: str = "any K and V"
     min_arch: tuple[int, int] | None = None
+    window_dtypes: tuple[torch.dtype, ...] = IO_DTYPES
 
     def decode_refusal(self, problem: DecodeProblem) -> str | None:
         """The first declared limit that `problem` is outside of, as a sentence; None if it is inside all of them."""
         if "decode" not in self.ops:
             return "does not implement decode"
+        dtypes = (
+            ("q, k and v", problem.io_dtype, self.io_dtypes),
+            ("s", problem.state_dtype, self.state_dtypes),
+            ("out", problem.out_dtype, self.out_dtypes),
+        )
+        return self._device_refusal(problem) or self._facts_refusal(problem, dtypes)
+
+    def window_refusal(self, problem: WindowProblem) -> str | None:
+        """:meth:`decode_refusal` for an operator that works on a window."""
+        if problem.op not in self.ops:
+            return f"does not implement {problem.op}"
+        reason = self._device_refusal(problem)
+        if reason is not None or problem.op == "advance":
+            return reason
+        dtypes = (
+            ("q, k and v", problem.io_dtype, self.io_dtypes),
+            ("a window", problem.window_dtype, self.window_dtypes),
+            ("s", problem.state_dtype, self.state_dtypes),
+            ("out", problem.out_dtype, self.out_dtypes),
+        )
+        return self._facts_refusal(problem, dtypes)
+
+    def _device_refusal(self, problem: DecodeProblem | WindowProblem) -> str | None:
         if problem.device.type not in self.device_types:
             return f"runs {' and '.join(self.device_types)} tensors, got {problem.device.type}"
         if self.min_arch is not None and problem.arch is not None and problem.arch < self.min_arch:
             return f"needs compute capability {_dotted(self.min_arch)} or newer, got {_dotted(problem.arch)}"
-        for name, dtype, allowed in (
-            ("q, k and v", problem.io_dtype, self.io_dtypes),
-            ("s", problem.state_dtype, self.state_dtypes),
-            ("out", problem.out_dtype, self.out_dtypes),
-        ):
-            if dtype not in allowed:
+        return None
+
+    def _facts_refusal(
+        self,
+        problem: DecodeProblem | WindowProblem,
+        dtypes: tuple[tuple[str, torch.dtype | None, tuple[torch.dtype, ...]], ...],
+    ) -> str | None:
+        for name, dtype, allowed in dtypes:
+            if dtype is not None and dtype not in allowed:
                 return f"takes {name} in {show_dtypes(allowed)}, got {show_dtype(dtype)}"
         if problem.state_layout not in self.state_layouts:
             return f"takes state layout {' or '.join(self.state_layouts)}, got {problem.state_layout}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -15,6 +16,9 @@ from la_core.backends.backend_contract import Backend
 from la_core.backends.discover_backends import KNOWN_NAMES, installed_names, load_backend
 from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.errors import BackendUnavailable, SpecViolation, UnsupportedByBackend
+from la_core.spec.window_problem import WindowProblem
+
+Problem = DecodeProblem | WindowProblem
 
 AUTO = "auto"
 
@@ -92,13 +96,15 @@ def use_overlap(enabled: bool = True) -> Iterator[None]:
     """Let calls inside the block overlap with the kernel before them, in this thread or task.
 
     A backend that can (on GPUs of compute capability 9.0 and newer, by programmatic dependent launch) starts its
-    kernel while the previous one in the stream is still running: states, offsets and slopes are loaded at once,
-    `q`, `k` and `v` only when the previous kernel has ended and its writes are visible. Results are the same bits.
+    kernel while the previous one in the stream is still running: states, offsets and slopes are loaded at once, and so
+    are the cursors and pending tokens of a window; `q`, `k` and `v` only when the previous kernel has ended and its
+    writes are visible. Results are the same bits.
 
     The caller's duty: the previous kernel in the stream must write neither the slots that a call reads nor its
-    `s_offsets` and `decay_scales`. Where that kernel overlaps itself, neither must the one before it, and so on back to
-    the last kernel that was launched without overlap. So calls that overlap and have no other kernel between them must
-    name no slot twice: layers with pools of their own keep to that, two calls of one layer do not.
+    `s_offsets` and `decay_scales`, and it must not be the `advance` or `clear` of its window. Where that kernel
+    overlaps itself, neither must the one before it, and so on back to the last kernel that was launched without
+    overlap. So calls that overlap and have no other kernel between them must name no slot twice: layers with pools of
+    their own keep to that, two calls of one layer do not.
 
     Parameters
     ----------
@@ -112,18 +118,18 @@ def use_overlap(enabled: bool = True) -> Iterator[None]:
         current_defaults.reset(token)
 
 
-def check_backend_name(name: object) -> str:
+def check_backend_name(name: object, op: str = "decode") -> str:
     """Refuse what cannot be a backend's name."""
     if not isinstance(name, str) or not name:
         came = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
         raise SpecViolation(
-            f"decode: backend must be a backend's name or 'auto'; got {came}. "
+            f"{op}: backend must be a backend's name or 'auto'; got {came}. "
             f"Installed: {', '.join(installed_names()) or 'none'}."
         )
     return name
 
 
-def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
+def choose_backend(problem: Problem, asked: str = AUTO, op: str = "decode") -> Backend:
     """The backend that runs `problem`.
 
     Parameters
@@ -133,6 +139,8 @@ def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
     asked
         A name is obeyed or refused; `"auto"` means the default of `use_backend` or `LA_BACKEND`, and failing
         those the first of the order of preference that runs the call.
+    op
+        The operator as its caller spells it, for messages.
 
     Raises
     ------
@@ -141,16 +149,16 @@ def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
     BackendUnavailable
         The named backend, or every candidate, cannot be loaded.
     """
-    name = _resolve(asked)
+    name = _resolve(asked, op)
     if name != AUTO:
         try:
             backend = load_backend(name)
         except BackendUnavailable as reason:
-            raise BackendUnavailable(f"decode: {_named_by(asked)}{reason}") from reason.__cause__
-        refusal = backend.refusal(problem)
+            raise BackendUnavailable(f"{op}: {_named_by(asked)}{reason}") from reason.__cause__
+        refusal = refusal_of(backend, problem)
         if refusal is not None:
             raise UnsupportedByBackend(
-                f"decode: {_named_by(asked)}backend {name!r} {refusal}. The call is legal ({problem.describe()}): "
+                f"{op}: {_named_by(asked)}backend {name!r} {refusal}. The call is legal ({problem.describe()}): "
                 "choose another backend, or 'auto'."
             )
         return backend
@@ -159,20 +167,20 @@ def choose_backend(problem: DecodeProblem, asked: str = AUTO) -> Backend:
         able, verdict = _judge(candidate, problem)
         if able is not None:
             for why in unusable:
-                warnings.warn(f"decode runs on {candidate!r}: {why}", RuntimeWarning, stacklevel=5)
+                warnings.warn(f"{op} runs on {candidate!r}: {why}", RuntimeWarning, stacklevel=_caller_level())
             return able
         if verdict.startswith(_UNUSABLE):
             unusable.append(verdict)
-    choice = explain(problem, asked)
+    choice = explain(problem, asked, op)
     if any(verdict.startswith(_REFUSED) for _, verdict in choice.verdicts):
-        raise UnsupportedByBackend(f"decode: no installed backend runs this call ({problem.describe()}). {choice}.")
+        raise UnsupportedByBackend(f"{op}: no installed backend runs this call ({problem.describe()}). {choice}.")
     remedy = "" if "ref" in installed_names() else " Run: python3 -m pip install la-ref"
-    raise BackendUnavailable(f"decode: no usable backend for {problem.device.type} tensors. {choice}.{remedy}")
+    raise BackendUnavailable(f"{op}: no usable backend for {problem.device.type} tensors. {choice}.{remedy}")
 
 
-def explain(problem: DecodeProblem, asked: str = AUTO) -> Choice:
+def explain(problem: Problem, asked: str = AUTO, op: str = "decode") -> Choice:
     """What `choose_backend` would do and why, for every candidate and every other installed backend."""
-    name = _resolve(asked)
+    name = _resolve(asked, op)
     preferred = _preferred(problem)
     candidates = dict.fromkeys((*preferred, *installed_names(), *(() if name == AUTO else (name,))))
     eligible = preferred if name == AUTO else (name,)
@@ -188,10 +196,19 @@ def explain(problem: DecodeProblem, asked: str = AUTO) -> Choice:
     return Choice(chosen, name, tuple(verdicts))
 
 
+def refusal_of(backend: Backend, problem: Problem) -> str | None:
+    """Why `backend` will not run `problem`, None if it will. A backend is asked about operators that it has only: one
+    that was written before an operator existed cannot judge its problems.
+    """
+    if isinstance(problem, WindowProblem) and problem.op not in backend.capabilities.ops:
+        return f"does not implement {problem.op}"
+    return backend.refusal(problem)
+
+
 _UNUSABLE, _REFUSED = "unusable", "refused"
 
 
-def _judge(candidate: str, problem: DecodeProblem) -> tuple[Backend | None, str]:
+def _judge(candidate: str, problem: Problem) -> tuple[Backend | None, str]:
     """The backend if it runs `problem`, and the verdict in words."""
     if candidate not in installed_names():
         return None, "not installed"
@@ -199,21 +216,29 @@ def _judge(candidate: str, problem: DecodeProblem) -> tuple[Backend | None, str]
         backend = load_backend(candidate)
     except BackendUnavailable as reason:
         return None, f"{_UNUSABLE}, {reason}"
-    refusal = backend.refusal(problem)
+    refusal = refusal_of(backend, problem)
     if refusal is not None:
         return None, f"{_REFUSED}, {refusal}"
     return backend, "ok"
 
 
-def _preferred(problem: DecodeProblem) -> tuple[str, ...]:
+def _preferred(problem: Problem) -> tuple[str, ...]:
     return PREFERENCE.get(problem.device.type, ("ref",))
 
 
-def _resolve(asked: str) -> str:
-    return current_defaults.get().backend if check_backend_name(asked) == AUTO else asked
+def _resolve(asked: str, op: str) -> str:
+    return current_defaults.get().backend if check_backend_name(asked, op) == AUTO else asked
 
 
 def _named_by(asked: str) -> str:
     if asked == AUTO and ENV_BACKEND != AUTO and current_defaults.get().backend == ENV_BACKEND:
         return f"LA_BACKEND={ENV_BACKEND}: "
     return ""
+
+
+def _caller_level() -> int:
+    """How many frames above the caller of this function the first one outside of this package is, for warnings."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "la_core":
+        level, frame = level + 1, frame.f_back
+    return level + 1

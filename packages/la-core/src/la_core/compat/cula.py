@@ -1,12 +1,17 @@
-"""The signature of cuLA's decode, which its twin `seg_la_d_kernel_cute` in serving engines shares."""
+"""The signatures of cuLA's decode, which its twin `seg_la_d_kernel_cute` in serving engines shares, and of its kernels
+for draft tokens (its pull request 97).
+"""
 
 from __future__ import annotations
 
 import torch
 
+from la_core.ops.commit import commit, commit_layers
 from la_core.ops.decode import decode
-from la_core.spec.argument_checks import check_tensor
+from la_core.ops.verify import verify
+from la_core.spec.argument_checks import check_rank, check_tensor, show_shape, violation
 from la_core.spec.decode_checks import AXES
+from la_core.spec.kv_window import KVWindow
 
 
 def linear_attention_decode(
@@ -61,3 +66,159 @@ def linear_attention_decode(
                 f"got {HEAD_DIM}. Call la_core.decode for K and V that differ."
             )
     decode(q, k, v, s, s_offsets, decay_scales, softmax_scale=softmax_scale, out=out)
+
+
+def linear_attention_verify_kvbuffer(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    s: torch.Tensor,
+    out: torch.Tensor,
+    decay_scales: torch.Tensor,
+    h0_indices: torch.Tensor,
+    softmax_scale: float,
+    T: int,
+    k_buf: torch.Tensor | None = None,
+    v_buf: torch.Tensor | None = None,
+) -> None:
+    """:func:`la_core.verify` in cuLA's spelling: writes `out` and the drafts' places in the buffers.
+
+    No token is pending between calls: the buffers are windows that `linear_attention_state_update_kvbuffer` empties.
+
+    Parameters
+    ----------
+    q, k : Tensor [B, T, H, K]
+        Queries and keys of the drafts.
+    v, out : Tensor [B, T, HV, V]
+        Values and outputs.
+    s : Tensor [P, HV, V, K]
+        The pool, only read. Slots and heads must have one common stride.
+    decay_scales : Tensor [HV], float32
+        Positive slopes.
+    h0_indices : Tensor [B], int32 or int64
+        The slot of each row; negative for padding rows.
+    softmax_scale
+        Factor of the output.
+    T
+        Must be the drafts of `q`.
+    k_buf, v_buf : Tensor [P, T, H, K] and [P, T, HV, V], optional
+        Where the drafts of a slot are kept for the state update; both or neither. Without them, as many bytes in the
+        dtype of `k` are allocated for the duration of the call. Every call allocates 2 * P cursors, all zero.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.verify`; its sentences call `h0_indices` `s_offsets`, the buffers `window.k` and `window.v`.
+    """
+    op = "linear_attention_verify_kvbuffer"
+    for name, tensor, axes in (("q", q, "[B, T, H, K]"), ("v", v, "[B, T, HV, V]"), ("out", out, "[B, T, HV, V]")):
+        check_tensor(op, name, tensor, axes)
+        check_rank(op, name, tensor, axes, 4)
+    _check_drafts(op, "q", q.shape[1], T)
+    pool = _flat_pool(op, s, "[P, HV, V, K]")
+    if (k_buf is None) is not (v_buf is None):
+        raise violation(op, "k_buf and v_buf must be given together", "one of them", "Pass both, or neither.")
+    if k_buf is None or v_buf is None:
+        slots = s.shape[0]
+        k_buf = q.new_empty(slots, T, *q.shape[2:])
+        v_buf = v.new_empty(slots, T, *v.shape[2:])
+    verify(
+        *(q, k, v, pool, h0_indices, decay_scales, _empty_window(op, k_buf, v_buf, "[P, T, H, K]")),
+        softmax_scale=softmax_scale,
+        out=out,
+    )
+
+
+def linear_attention_state_update_kvbuffer(
+    k_buf: torch.Tensor,
+    v_buf: torch.Tensor,
+    s: torch.Tensor,
+    decay_scales: torch.Tensor,
+    h0_indices: torch.Tensor,
+    accepted_len: torch.Tensor,
+    T: int,
+) -> None:
+    """:func:`la_core.commit` in cuLA's spelling: brings the accepted prefix of the buffers into `s`, in place.
+
+    Parameters
+    ----------
+    k_buf, v_buf : Tensor [P, T, H, K] and [P, T, HV, V]
+        What `linear_attention_verify_kvbuffer` has kept.
+    s, decay_scales, h0_indices
+        As there; the states are written.
+    accepted_len : Tensor [B], int32 or int64
+        Drafts of each row to bring in, from 0 to T; a row with 0 keeps its state.
+    T
+        Must be the places of the buffers.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.commit`; its sentences call `accepted_len` `accepted`.
+    """
+    op = "linear_attention_state_update_kvbuffer"
+    window = _empty_window(op, k_buf, v_buf, "[P, T, H, K]")
+    _check_drafts(op, "k_buf", k_buf.shape[1], T)
+    commit(window, _flat_pool(op, s, "[P, HV, V, K]"), h0_indices, decay_scales, accepted_len)
+
+
+def linear_attention_state_update_kvbuffer_fused(
+    k_buf: torch.Tensor,
+    v_buf: torch.Tensor,
+    s: torch.Tensor,
+    decay_scales: torch.Tensor,
+    h0_indices: torch.Tensor,
+    accepted_len: torch.Tensor,
+    T: int,
+) -> None:
+    """:func:`linear_attention_state_update_kvbuffer` for all layers at once, by :func:`la_core.commit_layers`.
+
+    Parameters
+    ----------
+    k_buf, v_buf : Tensor [L, P, T, H, K] and [L, P, T, HV, V]
+        Buffers of each layer.
+    s : Tensor [L, P, HV, V, K]
+        Pools of each layer.
+    decay_scales : Tensor [L, HV], float32
+        Positive slopes of each layer.
+    h0_indices, accepted_len, T
+        As there, the same in every layer.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.commit_layers`.
+    """
+    op = "linear_attention_state_update_kvbuffer_fused"
+    window = _empty_window(op, k_buf, v_buf, "[L, P, T, H, K]")
+    _check_drafts(op, "k_buf", k_buf.shape[2], T)
+    commit_layers(window, _flat_pool(op, s, "[L, P, HV, V, K]"), h0_indices, decay_scales, accepted_len)
+
+
+def _check_drafts(op: str, name: str, drafts: int, T: int) -> None:
+    if drafts != T:
+        raise violation(op, f"T must be that of {name}, {drafts}", str(T), f"Pass T = {drafts}.")
+
+
+def _flat_pool(op: str, s: torch.Tensor, axes: str) -> torch.Tensor:
+    """`s` with slots and heads as one axis: a view, since a copy would lose the update."""
+    check_tensor(op, "s", s, axes)
+    check_rank(op, "s", s, axes, axes.count(",") + 1)
+    *layers, slots, heads, v_size, k_size = s.shape
+    try:
+        return s.view(*layers, slots * heads, v_size, k_size)
+    except RuntimeError:
+        raise violation(
+            op,
+            f"the slots and heads of s {axes} must have one common stride",
+            f"strides {show_shape(s.stride())}",
+            "No view flattens them, and a copy would lose the update: allocate the pool so.",
+        ) from None
+
+
+def _empty_window(op: str, k_buf: torch.Tensor, v_buf: torch.Tensor, axes: str) -> KVWindow:
+    """The window of buffers in which nothing is pending."""
+    check_tensor(op, "k_buf", k_buf, axes)
+    check_rank(op, "k_buf", k_buf, axes, axes.count(",") + 1)
+    start, length = torch.zeros(2, k_buf.shape[-4], dtype=torch.int32, device=k_buf.device).unbind()
+    return KVWindow(k_buf, v_buf, start, length)

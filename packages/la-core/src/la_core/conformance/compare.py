@@ -35,8 +35,10 @@ def out_errors(out: torch.Tensor, truth: DecodeTruth, decay_scales: torch.Tensor
     live = sorted(truth.states)
     if live:
         tolerance = out_tolerance(out.dtype, k_size, decay_scales)
-        rows = [(b, got[b], truth.out[b], truth.out_magnitude[b]) for b in live]
-        yield from _value_errors("out", rows, tolerance)
+        rows = (
+            (f"row {b}", got[b], truth.out[b], _allowed(tolerance, truth.out[b], truth.out_magnitude[b])) for b in live
+        )
+        yield from value_errors("out", rows)
 
 
 def state_errors(
@@ -48,11 +50,17 @@ def state_errors(
         return
     H = decay_scales.shape[0]
     offsets = s_offsets.tolist()
+    tolerance = state_tolerance(s.dtype, decay_scales)
     rows = (
-        (b, s[offsets[b] * H : (offsets[b] + 1) * H].detach().cpu().double(), truth.states[b], truth.state_magnitude[b])
+        (
+            f"row {b}",
+            s[offsets[b] * H : (offsets[b] + 1) * H].detach().cpu().double(),
+            truth.states[b],
+            _allowed(tolerance, truth.states[b], truth.state_magnitude[b]),
+        )
         for b in live
     )
-    yield from _value_errors("state", rows, state_tolerance(s.dtype, decay_scales))
+    yield from value_errors("state", rows)
 
 
 def worst_out_error(out: torch.Tensor, truth: DecodeTruth) -> float:
@@ -71,18 +79,17 @@ def worst_state_error(s: torch.Tensor, s_offsets: torch.Tensor, truth: DecodeTru
     return worst
 
 
-_JudgedRow = tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]
-"""A row's number, and what it got, its truth and its magnitude [H, ...] in float64."""
+JudgedRow = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]
+"""A row's name, and what it got and its truth [H, ...] and the allowed error [H], in float64."""
 
 
-def _value_errors(what: str, rows: Iterable[_JudgedRow], tolerance: Tolerance) -> Iterator[str]:
+def value_errors(what: str, rows: Iterable[JudgedRow]) -> Iterator[str]:
     """One sentence about the worst (row, head), if any is off; rows are looked at one by one to bound memory."""
     total = wrong = 0
     worst, sentence = 0.0, ""
-    for row, *tensors in rows:
-        got, truth, magnitude = (t.flatten(1) for t in tensors)
+    for row, got, truth, allowed in rows:
+        got, truth = got.flatten(1), truth.flatten(1)
         error, norm = (got - truth).norm(dim=1), truth.norm(dim=1)
-        allowed = tolerance.allowed(norm, magnitude.norm(dim=1), got.shape[1])
         off = ~(error <= allowed)  # also true for NaN
         total += off.numel()
         wrong += int(off.sum())
@@ -93,12 +100,18 @@ def _value_errors(what: str, rows: Iterable[_JudgedRow], tolerance: Tolerance) -
             worst = float(ratio[head])
             element = int((got[head] - truth[head]).abs().nan_to_num(nan=torch.inf).argmax())
             sentence = (
-                f"worst in row {row}, head {head}: relative L2 error {error[head] / norm[head]:.3g}, {worst:.3g} times "
+                f"worst in {row}, head {head}: relative L2 error {error[head] / norm[head]:.3g}, {worst:.3g} times "
                 f"the allowance; at flat index {element} it is {got[head, element]:.6g} instead of "
                 f"{truth[head, element]:.6g}"
             )
     if wrong:
         yield f"{what} of {wrong} of {total} (row, head) is off; {sentence}"
+
+
+def _allowed(tolerance: Tolerance, truth: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+    """The allowance of each head for values [H, ...]."""
+    truth, magnitude = truth.flatten(1), magnitude.flatten(1)
+    return tolerance.allowed(truth.norm(dim=1), magnitude.norm(dim=1), truth.shape[1])
 
 
 def _worst(got: torch.Tensor, truth: torch.Tensor, dims: int = 1) -> float:

@@ -10,13 +10,18 @@ from la_core.ops.decode_plan import find_plan, latest
 from la_core.ops.decode_traced import decode_operator
 from la_core.ops.decode_values import (
     ENV_CHECK_OFFSETS,
+    TENSORS,
     check_memory,
     check_offsets_on_gpu,
     check_traced,
 )
+from la_core.ops.window_decode import decode_window
 from la_core.spec.argument_checks import check_number, check_optional_bool
+from la_core.spec.decode_checks import AXES
 from la_core.spec.decode_problem import DecodeProblem
+from la_core.spec.kv_window import KVWindow
 from la_core.spec.state_pool_rules import check_offset_values
+from la_core.spec.window_problem import WindowProblem
 
 
 def decode(
@@ -29,6 +34,7 @@ def decode(
     *,
     softmax_scale: float | None = None,
     out: torch.Tensor | None = None,
+    window: KVWindow | None = None,
     backend: str = AUTO,
     check_offsets: bool | None = None,
 ) -> torch.Tensor:
@@ -59,6 +65,10 @@ def decode(
         Factor of the output; `K ** -0.5` by default.
     out : Tensor [B, H, V], bfloat16, float16 or float32, optional
         Where to write; last stride 1, the others free. Allocated in `q.dtype` by default.
+    window : KVWindow, optional
+        Recent tokens of each slot whose contribution is not yet in `s`. `S[h]` above is then the value of the slot, and
+        the token is written to the window; only a full window is brought into `s`, with the token.
+        :func:`la_core.advance` follows, once for all layers. See the page on the KV window.
     backend : str
         A backend's name, or `"auto"`: the default of :func:`la_core.use_backend` or `LA_BACKEND`, else the first of
         cute, triton, ref that runs the call for CUDA tensors, and ref for CPU tensors.
@@ -86,8 +96,11 @@ def decode(
     The recurrence is that of Lightning Attention-2 (Qin et al., 2024, arXiv:2401.04658) as MiniMax-01 uses it
     (arXiv:2501.08313). Inputs are widened to float32, all arithmetic is float32, each result is rounded once.
     """
+    if window is not None:
+        return decode_window(*(q, k, v, s, s_offsets, decay_scales, window), softmax_scale, out, backend, check_offsets)
     if is_compiling():
-        softmax_scale = check_traced((q, k, v, s, s_offsets, decay_scales, out), softmax_scale, check_offsets)
+        tensors = dict(zip(TENSORS, (q, k, v, s, s_offsets, decay_scales, out), strict=True))
+        softmax_scale = check_traced("decode", AXES, tensors, softmax_scale, check_offsets)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         decode_operator(q, k, v, s, s_offsets, decay_scales, softmax_scale, out, backend, check_offsets)
@@ -144,7 +157,7 @@ def decode(
         ):
             check_memory((q, k, v, s, s_offsets, decay_scales, out), plan.disjoint)
 
-    if plan.reads_offsets:
+    if plan.reads_values:
         offsets = s_offsets.tolist()
         if offsets != plan.checked_offsets:
             check_offset_values("decode", offsets, plan.problem.P)
@@ -163,13 +176,14 @@ def decode(
     return out
 
 
-def explain_choice(problem: DecodeProblem, *, backend: str = AUTO) -> Choice:
+def explain_choice(problem: DecodeProblem | WindowProblem, *, backend: str = AUTO) -> Choice:
     """Which backend would run a call, and why each of the others would not.
 
     Parameters
     ----------
-    problem : DecodeProblem
-        From :func:`la_core.decode_problem` for tensors at hand, or :meth:`la_core.DecodeProblem.contiguous`.
+    problem : DecodeProblem or WindowProblem
+        From :func:`la_core.decode_problem` for tensors at hand, or :meth:`la_core.DecodeProblem.contiguous`. The
+        problem of a window operator says the same about that one.
     backend : str
         As in :func:`decode`.
 
@@ -178,4 +192,4 @@ def explain_choice(problem: DecodeProblem, *, backend: str = AUTO) -> Choice:
     Choice
         Prints as a sentence; `.backend` is the chosen one or None, `.verdicts` holds a reason for each.
     """
-    return explain(problem, backend)
+    return explain(problem, backend, problem.op if isinstance(problem, WindowProblem) else "decode")

@@ -15,7 +15,6 @@ from la_core.spec.argument_checks import (
     check_tensor,
     violation,
 )
-from la_core.spec.decode_checks import AXES
 from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.state_pool_rules import check_no_shared_memory, check_offset_values
 
@@ -60,30 +59,45 @@ def check_memory(tensors: Sequence[torch.Tensor], known: set[tuple[int, ...]]) -
 
 def check_offsets_on_gpu(s_offsets: torch.Tensor, slots: int, *, explicit: bool) -> None:
     """Read offsets back and check them. While a graph is captured, `explicit` is refused, a default passed over."""
-    with torch.cuda.device(s_offsets.device):
+    if may_read_back("decode", s_offsets.device, explicit=explicit):
+        check_offset_values("decode", s_offsets.tolist(), slots)
+
+
+def may_read_back(op: str, device: torch.device, *, explicit: bool) -> bool:
+    """True if values on this GPU can be read: no graph is being captured. If one is, `explicit` is refused."""
+    with torch.cuda.device(device):
         capturing = torch.cuda.is_current_stream_capturing()
     if capturing and explicit:
         raise violation(
-            "decode",
+            op,
             "check_offsets=True must read s_offsets back, which a CUDA graph capture forbids",
             "a call on a capturing stream",
             "Check before the capture, or leave check_offsets out.",
         )
-    if not capturing:
-        check_offset_values("decode", s_offsets.tolist(), slots)
+    return not capturing
 
 
-def check_traced(tensors: Sequence[torch.Tensor | None], softmax_scale: object, check_offsets: object) -> float | None:
+def check_traced(
+    op: str,
+    axes: dict[str, str],
+    tensors: dict[str, torch.Tensor | None],
+    softmax_scale: object,
+    check_offsets: object,
+    optional: Sequence[str] = ("out",),
+) -> float | None:
     """What a compiled graph would not show to the operator in it: options, what is no tensor or on no real device,
     and tensors that require grad. Returns the scale as the operator takes it.
+
+    The first of `tensors` says the device; the `optional` ones may be None.
     """
-    check_optional_bool("decode", "check_offsets", check_offsets)
-    for name, value in zip(TENSORS, tensors, strict=True):
+    check_optional_bool(op, "check_offsets", check_offsets)
+    for name, value in tensors.items():
         # Only a call that this refuses goes there: the compiler cannot follow all that the check asks.
-        if (value is not None or name != "out") and not isinstance(value, torch.Tensor):
-            check_tensor("decode", name, value, AXES[name])
-    for name, value in zip(TENSORS, tensors, strict=True):
+        if (value is not None or name not in optional) and not isinstance(value, torch.Tensor):
+            check_tensor(op, name, value, axes[name])
+    owner, first = next(iter(tensors.items()))
+    for name, value in tensors.items():
         if value is not None:
-            check_same_device("decode", name, value, tensors[0].device)  # type: ignore[union-attr]
-            check_no_grad("decode", name, value)
-    return None if softmax_scale is None else check_number("decode", "softmax_scale", softmax_scale)
+            check_same_device(op, name, value, first.device, owner)  # type: ignore[union-attr]
+            check_no_grad(op, name, value)
+    return None if softmax_scale is None else check_number(op, "softmax_scale", softmax_scale)

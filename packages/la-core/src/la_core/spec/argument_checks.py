@@ -35,7 +35,7 @@ def show_dtypes(dtypes: Sequence[torch.dtype]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-WRITTEN = ("s", "out")
+WRITTEN = ("s", "out", "window.k", "window.v", "window.start", "window.length")
 """Arguments that are written: a copy of one would take the result away from the caller."""
 
 
@@ -94,12 +94,12 @@ def check_dtype(op: str, name: str, value: torch.Tensor, allowed: Sequence[torch
         raise violation(op, f"{name} must be {show_dtypes(allowed)}", show_dtype(value.dtype), remedy)
 
 
-def check_same_device(op: str, name: str, value: torch.Tensor, device: torch.device) -> None:
-    """`value` lies on the device of `q`."""
+def check_same_device(op: str, name: str, value: torch.Tensor, device: torch.device, owner: str = "q") -> None:
+    """`value` lies on the device of the argument `owner`."""
     if value.device != device:
         raise violation(
             op,
-            f"{name} must be on {device}, the device of q",
+            f"{name} must be on {device}, the device of {owner}",
             str(value.device),
             _own_or(name, f"on {device}", f"Pass {name}.to('{device}')."),
         )
@@ -123,7 +123,7 @@ def check_contiguous(op: str, name: str, value: torch.Tensor, axes: str) -> None
             op,
             f"{name} {axes} must be contiguous",
             f"strides {show_shape(value.stride())}",
-            f"Pass {name}.contiguous().",
+            _own_or(name, "so", f"Pass {name}.contiguous()."),
         )
 
 

@@ -28,7 +28,7 @@ from la_core.spec.decode_problem import (
     compute_capability,
     contiguous_strides,
 )
-from la_core.spec.state_pool_rules import check_pool_rank, overlaps_itself, pool_layout
+from la_core.spec.state_pool_rules import check_own_memory, check_pool_rank, pool_layout
 
 AXES = {
     "q": "[B, G, K]",
@@ -76,17 +76,8 @@ def check_decode(
     tensors = {"q": q, "k": k, "v": v, "s": s, "s_offsets": s_offsets, "decay_scales": decay_scales}
     if out is not None:
         tensors["out"] = out
-    for name, value in tensors.items():
-        check_tensor(op, name, value, AXES[name])
-    _check_ranks(op, tensors)
-    H, V = _check_sizes(op, tensors)
-    _check_dtypes(op, tensors)
-    for name, value in tensors.items():
-        check_same_device(op, name, value, q.device)
-    state_layout = _check_strides(op, tensors)
-    for name, value in tensors.items():
-        check_no_grad(op, name, value)
-    B, G, K = q.shape
+    state_layout = check_tokens_and_pool(op, tensors, AXES)
+    (B, G, K), (H, V) = q.shape, v.shape[1:]
     out_strides = out.stride() if out is not None else contiguous_strides((B, H, V))
     return DecodeProblem(
         B=B,
@@ -110,30 +101,47 @@ def check_decode(
     )
 
 
-def _check_ranks(op: str, tensors: dict[str, torch.Tensor]) -> None:
+def check_tokens_and_pool(op: str, tensors: dict[str, Any], axes: dict[str, str]) -> StateLayout:
+    """All rules of the arguments of decode, for an operator whose q, k, v and out have the axes `axes`.
+
+    Returns the layout of the states in `s`.
+    """
+    for name, value in tensors.items():
+        check_tensor(op, name, value, axes[name])
     for name, value in tensors.items():
         if name == "s":
             check_pool_rank(op, value)
-        elif name in ("s_offsets", "decay_scales"):
-            check_rank(op, name, value, AXES[name], 1)
         else:
-            check_rank(op, name, value, AXES[name], 3)
+            check_rank(op, name, value, axes[name], count_axes(axes[name]))
+    _check_sizes(op, tensors, axes)
+    _check_dtypes(op, tensors)
+    for name, value in tensors.items():
+        check_same_device(op, name, value, tensors["q"].device)
+    state_layout = _check_strides(op, tensors, axes)
+    for name, value in tensors.items():
+        check_no_grad(op, name, value)
+    return state_layout
 
 
-def _check_sizes(op: str, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
+def count_axes(axes: str) -> int:
+    """3 for `"[B, G, K]"`."""
+    return axes.count(",") + 1
+
+
+def _check_sizes(op: str, tensors: dict[str, torch.Tensor], axes: dict[str, str]) -> None:
     q, v, s = tensors["q"], tensors["v"], tensors["s"]
-    B, G, K = q.shape
-    H, V = v.shape[1:]
+    *rows, G, K = q.shape
+    H, V = v.shape[-2:]
     for name, letter, size in (("q", "G", G), ("q", "K", K), ("v", "H", H), ("v", "V", V)):
         if size < 1:
             raise violation(
                 op,
-                f"{name} {AXES[name]} must have {letter} >= 1",
+                f"{name} {axes[name]} must have {letter} >= 1",
                 show_shape(tensors[name].shape),
                 "Only B and P may be 0.",
             )
-    check_shape(op, "k", tensors["k"], AXES["k"], (B, G, K), "the shape of q")
-    check_shape(op, "v", v, AXES["v"], (B, H, V), "with the B of q")
+    check_shape(op, "k", tensors["k"], axes["k"], q.shape, "the shape of q")
+    check_shape(op, "v", v, axes["v"], (*rows, H, V), f"with the {' and '.join('BT'[: len(rows)])} of q")
     if H % G:
         raise violation(
             op,
@@ -141,26 +149,31 @@ def _check_sizes(op: str, tensors: dict[str, torch.Tensor]) -> tuple[int, int]:
             f"H = {H}, G = {G}",
             "Head h of v uses head h // (H // G) of q and k.",
         )
+    check_pool_sizes(op, s, H, V, K, "v", "q")
+    check_shape(op, "s_offsets", tensors["s_offsets"], axes["s_offsets"], q.shape[:1], "one slot for each row of q")
+    check_shape(op, "decay_scales", tensors["decay_scales"], axes["decay_scales"], (H,), "one slope for each head of v")
+    if "out" in tensors:
+        check_shape(op, "out", tensors["out"], axes["out"], v.shape, "the shape of v")
+
+
+def check_pool_sizes(op: str, s: torch.Tensor, H: int, V: int, K: int, values: str, keys: str) -> None:
+    """`s` [P*H, V, K] has whole slots, with the H and V of the argument `values` and the K of the argument `keys`."""
     if s.shape[0] % H:
         raise violation(
             op,
-            f"s.shape[0] must be P*H, divisible by the H = {H} heads of v",
+            f"s.shape[0] must be P*H, divisible by the H = {H} heads of {values}",
             show_shape(s.shape),
             f"Pass a pool of whole slots, {H} rows each.",
         )
+    why = f"with the V of {values} and the K of {keys}"
     if K != V and s.shape[1:] == (K, V):
         raise violation(
             op,
-            f"s must be {AXES['s']} = {show_shape((s.shape[0], V, K))}, with the V of v and the K of q",
+            f"s must be {AXES['s']} = {show_shape((s.shape[0], V, K))}, {why}",
             show_shape(s.shape),
             "Pass s.transpose(1, 2): its strides say how it is stored.",
         )
-    check_shape(op, "s", s, AXES["s"], (s.shape[0], V, K), "with the V of v and the K of q")
-    check_shape(op, "s_offsets", tensors["s_offsets"], AXES["s_offsets"], (B,), "one slot for each row of q")
-    check_shape(op, "decay_scales", tensors["decay_scales"], AXES["decay_scales"], (H,), "one slope for each head of v")
-    if "out" in tensors:
-        check_shape(op, "out", tensors["out"], AXES["out"], (B, H, V), "the shape of v")
-    return H, V
+    check_shape(op, "s", s, AXES["s"], (s.shape[0], V, K), why)
 
 
 def _check_dtypes(op: str, tensors: dict[str, torch.Tensor]) -> None:
@@ -174,6 +187,13 @@ def _check_dtypes(op: str, tensors: dict[str, torch.Tensor]) -> None:
                 show_dtype(tensors[name].dtype),
                 f"Pass {name}.to({q.dtype}).",
             )
+    check_pool_dtypes(op, tensors)
+    if "out" in tensors:
+        check_dtype(op, "out", tensors["out"], IO_DTYPES, "Allocate out in one of them.")
+
+
+def check_pool_dtypes(op: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Dtypes of `s`, `s_offsets` and `decay_scales`."""
     check_dtype(op, "s", tensors["s"], STATE_DTYPES, "Allocate the pool in one of them.")
     check_dtype(op, "s_offsets", tensors["s_offsets"], OFFSET_DTYPES, "Pass s_offsets.to(torch.int32).")
     check_dtype(
@@ -183,22 +203,14 @@ def _check_dtypes(op: str, tensors: dict[str, torch.Tensor]) -> None:
         (torch.float32,),
         "Pass decay_scales.float(), computed in float32 from the start: a slope rounded to 16 bits is another model.",
     )
-    if "out" in tensors:
-        check_dtype(op, "out", tensors["out"], IO_DTYPES, "Allocate out in one of them.")
 
 
-def _check_strides(op: str, tensors: dict[str, torch.Tensor]) -> StateLayout:
+def _check_strides(op: str, tensors: dict[str, torch.Tensor], axes: dict[str, str]) -> StateLayout:
     for name in ("q", "k", "v", "out"):
         if name in tensors:
-            check_last_stride(op, name, tensors[name], AXES[name])
+            check_last_stride(op, name, tensors[name], axes[name])
     for name in ("s_offsets", "decay_scales"):
-        check_contiguous(op, name, tensors[name], AXES[name])
-    if "out" in tensors and overlaps_itself(tensors["out"]):
-        out = tensors["out"]
-        raise violation(
-            op,
-            "out [B, H, V] must have memory of its own for every element",
-            f"shape {show_shape(out.shape)} with strides {show_shape(out.stride())}, which overlap",
-            "Pass a tensor that is not an expanded view.",
-        )
+        check_contiguous(op, name, tensors[name], axes[name])
+    if "out" in tensors:
+        check_own_memory(op, "out", tensors["out"], axes["out"])
     return pool_layout(op, tensors["s"])

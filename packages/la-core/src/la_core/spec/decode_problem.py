@@ -127,7 +127,7 @@ class DecodeProblem:
 
     def describe(self) -> str:
         """One readable line, for messages."""
-        dtypes = "/".join(_short(dtype) for dtype in (self.io_dtype, self.state_dtype, self.out_dtype))
+        dtypes = "/".join(short_dtype(dtype) for dtype in (self.io_dtype, self.state_dtype, self.out_dtype))
         return (
             f"B={self.B} P={self.P} H={self.H} G={self.G} K={self.K} V={self.V} "
             f"io/state/out {dtypes} layout {self.state_layout} on {self.device}"
@@ -148,5 +148,8 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_dtype(dtype: torch.dtype | None) -> str:
+    """`bf16` for `torch.bfloat16`, `-` for None."""
+    if dtype is None:
+        return "-"
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype, str(dtype))

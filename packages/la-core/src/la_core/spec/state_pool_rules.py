@@ -7,7 +7,6 @@ transposed view of `[.., K, V]` memory). The stride between rows is free as long
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -110,6 +109,17 @@ def overlaps_itself(value: torch.Tensor) -> bool:
     return False
 
 
+def check_own_memory(op: str, name: str, value: torch.Tensor, axes: str) -> None:
+    """A tensor that is written has memory of its own for every element."""
+    if overlaps_itself(value):
+        raise violation(
+            op,
+            f"{name} {axes} must have memory of its own for every element",
+            f"shape {show_shape(value.shape)} with strides {show_shape(value.stride())}, which overlap",
+            "Pass a tensor that is not an expanded view.",
+        )
+
+
 def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if some byte belongs to an element of both tensors. Exact also for interleaved views of one buffer."""
     if first.numel() == 0 or second.numel() == 0:
@@ -150,16 +160,16 @@ def _grid(shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     return offsets
 
 
-def check_no_shared_memory(op: str, tensors: dict[str, torch.Tensor]) -> None:
-    """What is written (`out`, `s`) shares no memory with any other argument."""
-    written = [name for name in ("out", "s") if name in tensors]
-    for first, second in itertools.product(written, tensors):
-        if first == second or (first, second) == ("s", "out"):
-            continue
-        if share_memory(tensors[first], tensors[second]):
-            raise violation(
-                op,
-                f"{first} is written and must not overlap {second}",
-                f"{first} and {second} sharing memory",
-                f"Pass {first} with memory of its own.",
-            )
+def check_no_shared_memory(op: str, tensors: dict[str, torch.Tensor], written: Sequence[str] = ("out", "s")) -> None:
+    """What is written shares no memory with any other argument."""
+    done: set[str] = set()
+    for first in filter(tensors.__contains__, written):
+        done.add(first)
+        for second in tensors:
+            if second not in done and share_memory(tensors[first], tensors[second]):
+                raise violation(
+                    op,
+                    f"{first} is written and must not overlap {second}",
+                    f"{first} and {second} sharing memory",
+                    f"Pass {first} with memory of its own.",
+                )

@@ -1,0 +1,149 @@
+"""advance and clear: the cursors of a window, moved once per step for all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from la_core.backends.choose_backend import AUTO
+from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.window_plan import WindowCall
+from la_core.ops.window_traced import advance_operator, clear_operator
+from la_core.ops.window_values import check_window_values
+from la_core.spec.argument_checks import check_no_grad, check_optional_bool
+from la_core.spec.kv_window import KVWindow
+from la_core.spec.window_checks import ADVANCE_AXES, check_advance, check_count, check_window_type
+from la_core.spec.window_problem import WindowProblem
+
+_ARGUMENTS = ("window.k", "window.start", "window.length", "s_offsets")
+_WRITTEN = ("window.start", "window.length")
+_ADVANCE = WindowCall("advance", "advance", _ARGUMENTS, _WRITTEN, check_advance)
+_ADVANCE_EACH = WindowCall("advance", "advance", (*_ARGUMENTS, "accepted"), _WRITTEN, check_advance)
+_CLEAR = WindowCall("clear", "advance", _ARGUMENTS, _WRITTEN, check_advance)
+
+
+def advance(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    accepted: torch.Tensor | int = 1,
+    *,
+    backend: str = AUTO,
+    check_offsets: bool | None = None,
+) -> None:
+    """End a step: the accepted tokens of each row become pending, a window that was full is empty.
+
+    For every row `b` with a slot `p = s_offsets[b] >= 0`, `n = length[p]` and `a = accepted[b]`::
+
+        length[p] = 0 if n == N and a > 0 else n + a
+
+    The tokens themselves were written by `decode` or `verify`, or with a full window by `decode` into the state; those
+    that are not accepted are forgotten. Call it once per step, after the operators of all layers.
+
+    Parameters
+    ----------
+    window : KVWindow
+        Of one layer or stacked: the cursors are those of all layers.
+    s_offsets : Tensor [B], int32 or int64, contiguous
+        The slot of each row; negative for padding rows.
+    accepted : Tensor [B], int32 or int64, contiguous, or int
+        Tokens of each row to keep: 1 after `decode`, which does not take back what it did to a full window; at most the
+        drafts that it wrote after `verify`. From 0 to `N - n`, or 0 to 1 where the window was full.
+    backend, check_offsets
+        As in :func:`la_core.decode`, for offsets, cursors and `accepted`. Unchecked, `accepted` is limited.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.decode`.
+    """
+    if is_compiling():
+        given = _traced("advance", window, s_offsets, check_offsets)
+        if isinstance(accepted, torch.Tensor):
+            check_no_grad("advance", "accepted", accepted)
+            advance_operator(*given, accepted, 0, backend, check_offsets)
+        else:
+            check_count("advance", "accepted", accepted, 0, window.k.shape[-3])
+            advance_operator(*given, None, accepted, backend, check_offsets)
+        return
+    if check_offsets is not None:
+        check_optional_bool("advance", "check_offsets", check_offsets)
+    check_window_type("advance", window)
+
+    def check_values(problem: WindowProblem) -> None:
+        if not isinstance(accepted, torch.Tensor):
+            check_count("advance", "accepted", accepted, 0, problem.N)
+        check_window_values("advance", problem, window, s_offsets, accepted, check_offsets)
+
+    tensors = (window.k, window.start, window.length, s_offsets)
+    if isinstance(accepted, torch.Tensor):
+        plan = _ADVANCE_EACH.plan(backend, (*tensors, accepted), check_values)
+    else:
+        plan = _ADVANCE.plan(backend, tensors, check_values)
+        check_count("advance", "accepted", accepted, 0, plan.problem.N)
+    if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
+        check_window_values("advance", plan.problem, window, s_offsets, accepted, check_offsets, plan)
+    if plan.run is not None:
+        plan.run(plan.problem, window, s_offsets, accepted, None, False)
+
+
+def clear(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    *,
+    room: int | None = None,
+    backend: str = AUTO,
+    check_offsets: bool | None = None,
+) -> None:
+    """Empty the windows of the rows' slots: after `fold` or `commit`, or when a slot gets another request.
+
+    For every row `b` with a slot `p = s_offsets[b] >= 0`::
+
+        start[p]  = (start[p] + length[p]) % N
+        length[p] = 0
+
+    Parameters
+    ----------
+    window : KVWindow
+        Of one layer or stacked: the cursors are those of all layers.
+    s_offsets : Tensor [B], int32 or int64, contiguous
+        The slot of each row; negative for padding rows.
+    room : int, optional
+        From 1 to `N`: clear only the rows with `length[p] + room > N`, as `fold` with the same `room`.
+    backend, check_offsets
+        As in :func:`la_core.decode`. Cursors are not checked but limited, so that any window can be cleared.
+
+    Raises
+    ------
+    SpecViolation, UnsupportedByBackend, BackendUnavailable
+        As :func:`la_core.decode`.
+    """
+    if is_compiling():
+        given = _traced("clear", window, s_offsets, check_offsets)
+        if room is not None:
+            check_count("clear", "room", room, 1, window.k.shape[-3])
+        clear_operator(*given, room, backend, check_offsets)
+        return
+    if check_offsets is not None:
+        check_optional_bool("clear", "check_offsets", check_offsets)
+    check_window_type("clear", window)
+
+    def check_values(problem: WindowProblem) -> None:
+        if room is not None:
+            check_count("clear", "room", room, 1, problem.N)
+        check_window_values("clear", problem, window, s_offsets, None, check_offsets)
+
+    plan = _CLEAR.plan(backend, (window.k, window.start, window.length, s_offsets), check_values)
+    if room is not None:
+        check_count("clear", "room", room, 1, plan.problem.N)
+    if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
+        check_window_values("clear", plan.problem, window, s_offsets, None, check_offsets, plan)
+    if plan.run is not None:
+        plan.run(plan.problem, window, s_offsets, 0, room, True)
+
+
+def _traced(op: str, window: KVWindow, s_offsets: torch.Tensor, check_offsets: bool | None) -> list[torch.Tensor]:
+    """The tensors that the operators in a compiled graph share, after what the graph would not show them."""
+    check_window_type(op, window)
+    given = dict(zip(_ARGUMENTS, (window.k, window.start, window.length, s_offsets), strict=True))
+    check_traced(op, ADVANCE_AXES, {**given}, None, check_offsets, ())
+    return list(given.values())

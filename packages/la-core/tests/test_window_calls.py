@@ -1,0 +1,286 @@
+"""The window operators as la-core sees them: sentences, what is remembered between calls, what is never written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import la_core
+from la_core import KVWindow, SpecViolation, UnsupportedByBackend, explain_choice
+from la_core.backends.discover_backends import forget_backends, load_backend
+from la_core.conformance.compare import same_bits
+from la_core.conformance.window_error_cases import (
+    OPERATORS,
+    WINDOW_ERROR_CASES,
+    WINDOW_VALUE_ERROR_CASES,
+    WindowErrorCase,
+    call_window_operator,
+    legal_window_arguments,
+)
+from la_core.ops import facts_guard, window_plan
+from la_core.ops.commit import CALLS
+
+Install = Callable[..., None]
+
+WINDOW_OPS = {
+    "decode": "decode_window",
+    "verify": "verify",
+    "advance": "advance",
+    "clear": "advance",
+    "fold": "commit",
+    "commit": "commit",
+    "commit_layers": "commit",
+}
+"""Public function -> method of a backend."""
+
+REMEMBERING = """
+from la_core.backends.capabilities import Capabilities
+
+class Remembering:
+    name = "{name}"
+    spec_revision = 1
+    capabilities = Capabilities(
+        ops=("decode", "decode_window", "verify", "commit", "advance"), device_types=("cpu",), k_sizes=(64,),
+        sizes_text="K = 64",
+    )
+    calls = []
+
+    def refusal(self, problem):
+        return self.capabilities.window_refusal(problem)
+
+    def decode(self, *arguments):
+        self.calls.append(("decode", arguments))
+
+    def decode_window(self, *arguments):
+        self.calls.append(("decode_window", arguments))
+
+    def verify(self, *arguments):
+        self.calls.append(("verify", arguments))
+
+    def commit(self, *arguments):
+        self.calls.append(("commit", arguments))
+
+    def advance(self, *arguments):
+        self.calls.append(("advance", arguments))
+
+backend = Remembering()
+"""
+
+
+def _tensors(arguments: dict[str, Any]) -> list[torch.Tensor]:
+    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    window = arguments["window"]
+    return tensors + [t for t in window.tensors() if isinstance(t, torch.Tensor)] if _is_window(window) else tensors
+
+
+def _is_window(value: object) -> bool:
+    return isinstance(value, KVWindow)
+
+
+@pytest.fixture(params=[True, False], ids=["guarded", "in-python"])
+def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """With torch's guard, and as on a torch whose guard is not sound."""
+    if not request.param:
+        monkeypatch.setattr(facts_guard, "_probe", lambda: False)
+    forget_backends()
+    yield request.param
+    forget_backends()
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("case", [*WINDOW_ERROR_CASES, *WINDOW_VALUE_ERROR_CASES], ids=lambda case: case.id)
+def test_a_wrong_call_is_refused_before_and_after_a_legal_one(case: WindowErrorCase) -> None:
+    for _ in range(2):
+        arguments = legal_window_arguments(case.op)
+        case.change(arguments)
+        before = [t.clone() for t in _tensors(arguments) if t.device.type == "cpu"]
+        with pytest.raises(SpecViolation) as raised:
+            call_window_operator(case.op, arguments)
+        assert str(raised.value) == case.sentence.format(device="cpu")
+        after = [t for t in _tensors(arguments) if t.device.type == "cpu"]
+        assert all(same_bits(now, then) for now, then in zip(after, before, strict=True))
+        call_window_operator(case.op, legal_window_arguments(case.op))
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_same_facts_give_the_same_problem(op: str, install: Install) -> None:
+    install("remembering", REMEMBERING)
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.enable_grad()):
+        with mode:
+            for _ in range(2):
+                call_window_operator(op, legal_window_arguments(op), backend="remembering")
+    calls = load_backend("remembering").calls  # type: ignore[attr-defined]
+    assert [method for method, _ in calls] == [WINDOW_OPS[op]] * 6
+    assert all(arguments[0] is calls[0][1][0] for _, arguments in calls)
+    assert calls[0][1][0].op == WINDOW_OPS[op]
+
+
+def test_what_differs_gives_another_problem(install: Install) -> None:
+    install("remembering", REMEMBERING)
+    arguments = legal_window_arguments("verify")
+    for change in (
+        {},
+        {"draft_lengths": None},
+        {"draft_lengths": arguments["draft_lengths"].long()},
+        {"out": arguments["out"].float()},
+        {"window": KVWindow.allocate(P=3, N=5, H=4, G=2, K=64, V=128)},
+        {"s": arguments["s"].transpose(1, 2).contiguous().transpose(1, 2)},
+    ):
+        call_window_operator("verify", {**arguments, **change}, backend="remembering")
+    with la_core.use_overlap():
+        call_window_operator("verify", arguments, backend="remembering")
+    problems = [call[0] for _, call in load_backend("remembering").calls]  # type: ignore[attr-defined]
+    assert len(set(problems)) == 7
+    assert [problem.overlap for problem in problems] == [False] * 6 + [True]
+    assert problems[0].s_strides == (0, 128 * 64)
+    assert problems[0].window_k_strides == (0, 4 * 2 * 64, 2 * 64, 64)
+
+
+def test_a_stacked_problem_has_strides_of_layers(install: Install) -> None:
+    install("remembering", REMEMBERING)
+    call_window_operator("commit_layers", legal_window_arguments("commit_layers"), backend="remembering")
+    ((_, (problem, *_rest)),) = load_backend("remembering").calls  # type: ignore[attr-defined]
+    assert (problem.L, problem.s_strides[0], problem.window_v_strides[0]) == (2, 12 * 128 * 64, 3 * 4 * 4 * 128)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_an_empty_batch_reaches_no_backend(op: str, install: Install) -> None:
+    install("remembering", REMEMBERING)
+    arguments = legal_window_arguments(op)
+    for name in ("q", "k", "v", "out", "s_offsets", "draft_lengths", "accepted"):
+        if name in arguments:
+            arguments[name] = arguments[name][:0]
+    result = call_window_operator(op, arguments, backend="remembering")
+    assert result is arguments.get("out")
+    assert load_backend("remembering").calls == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_backend_without_the_operator_is_not_asked(op: str, install: Install) -> None:
+    install("made")
+    with pytest.raises(UnsupportedByBackend) as raised:
+        call_window_operator(op, legal_window_arguments(op), backend="made")
+    reason = f"does not implement {WINDOW_OPS[op]}"
+    assert str(raised.value).startswith(f"{op}: backend 'made' {reason}. The call is legal (")
+    assert str(raised.value).endswith("choose another backend, or 'auto'.")
+
+
+def test_auto_passes_over_a_backend_without_the_operator(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("made")
+    install("remembering", REMEMBERING)
+    monkeypatch.setattr("la_core.backends.choose_backend.PREFERENCE", {"cpu": ("made", "remembering", "ref")})
+    call_window_operator("verify", legal_window_arguments("verify"))
+    ((_, (problem, *_rest)),) = load_backend("remembering").calls  # type: ignore[attr-defined]
+    choice = explain_choice(problem)
+    assert choice.backend is load_backend("remembering")
+    verdicts = dict(choice.verdicts)
+    assert verdicts["made"] == "refused, does not implement verify"
+    assert verdicts["remembering"] == "ok"
+    other = explain_choice(dataclasses.replace(problem, K=32))
+    assert dict(other.verdicts)["remembering"] == "refused, runs K = 64, got K = 32"
+
+
+def test_a_backend_name_is_refused_in_the_name_of_the_operator() -> None:
+    for op in OPERATORS:
+        with pytest.raises(SpecViolation, match=f"{op}: backend must be a backend's name or 'auto'; got a int"):
+            call_window_operator(op, legal_window_arguments(op), backend=3)
+
+
+@pytest.mark.parametrize("op", ["decode", "verify"])
+def test_a_missing_out_is_contiguous_and_has_the_dtype_of_q(op: str) -> None:
+    arguments = legal_window_arguments(op)
+    given = call_window_operator(op, arguments)
+    arguments = legal_window_arguments(op)
+    del arguments["out"]
+    arguments["v"] = arguments["v"].repeat_interleave(2, -2)[..., ::2, :]
+    out = call_window_operator(op, arguments)
+    assert out.is_contiguous()
+    assert same_bits(out, given)
+
+
+def test_clear_repairs_cursors() -> None:
+    arguments = legal_window_arguments("clear")
+    window = arguments["window"]
+    window.start.copy_(torch.tensor([-7, 1, 99]))
+    window.length.copy_(torch.tensor([-3, 2, 77]))
+    la_core.clear(**arguments)
+    assert window.length.tolist() == [0, 2, 0]
+    assert all(0 <= start < 4 for start in window.start[[0, 2]].tolist())
+
+
+def test_an_allocated_window_is_empty_and_has_layers() -> None:
+    window = KVWindow.allocate(P=3, N=4, H=4, G=2, K=8, V=16, layers=5)
+    assert window.k.shape == (5, 3, 4, 2, 8)
+    assert window.v.shape == (5, 3, 4, 4, 16)
+    assert window.start.tolist() == window.length.tolist() == [0, 0, 0]
+    layer = window.layer(2)
+    assert layer.k.data_ptr() == window.k[2].data_ptr()
+    assert layer.start is window.start
+
+
+def test_interleaved_memory_is_judged_exactly() -> None:
+    """k and v of a window as slices of one buffer, which is legal, until they share an element."""
+    arguments = legal_window_arguments("decode")
+    for overlap in (0, 1):
+        fused = torch.zeros(3, 4, 2 * 64 + 4 * 128 - overlap, dtype=torch.bfloat16)
+        window = dataclasses.replace(
+            arguments["window"],
+            k=fused[..., :128].unflatten(-1, (2, 64)),
+            v=fused[..., 128 - overlap :].unflatten(-1, (4, 128)),
+        )
+        call = {**arguments, "window": window}
+        for _ in range(2):
+            if overlap:
+                with pytest.raises(SpecViolation, match=r"decode: window.k is written and must not overlap window.v"):
+                    call_window_operator("decode", call)
+            else:
+                call_window_operator("decode", call)
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_broken_preferred_backend_is_loud_where_the_call_stands(
+    op: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning names the operator, and the caller's line and not one of la-core."""
+    install("preferred", "raise RuntimeError('no driver')\n")
+    monkeypatch.setattr("la_core.backends.choose_backend.PREFERENCE", {"cpu": ("preferred", "ref")})
+    arguments = legal_window_arguments(op)
+    with pytest.warns(RuntimeWarning, match=f"{op} runs on 'ref': unusable, backend 'preferred'") as warned:
+        getattr(la_core, op)(**arguments)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_what_is_remembered_of_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ever new addresses, of which only those that interleave are judged exactly, and those once."""
+    monkeypatch.setattr(window_plan, "MAX_ADDRESSES", 4)
+    judged: list[str] = []
+    real = window_plan.check_no_shared_memory
+    monkeypatch.setattr(window_plan, "check_no_shared_memory", lambda op, *rest: (judged.append(op), real(op, *rest)))
+    forget_backends()
+    arguments = legal_window_arguments("fold")
+    alive = []
+    for _ in range(12):
+        alive.append(arguments["decay_scales"].clone())
+        for _ in range(2):
+            call_window_operator("fold", {**arguments, "decay_scales": alive[-1]})
+    plan = CALLS["fold"].one.latest
+    assert plan is not None
+    assert len(plan.apart) <= 4
+    assert judged == ["fold"], "the first call, whose facts were new"
+    buffer = torch.zeros(12 * 128 * 64 + 8)
+    inside = {**arguments, "s": buffer[4:-4].view(12, 128, 64), "decay_scales": buffer[:4]}
+    for _ in range(3):
+        call_window_operator("fold", inside)
+    assert judged == ["fold"], "ranges that only touch need no exact answer"
+    interleaved = torch.zeros(12, 128 * 64 + 4)
+    apart = {"s": interleaved[:, :-4].view(12, 128, 64), "decay_scales": interleaved[5, -4:]}
+    call_window_operator("fold", {**arguments, **apart})
+    assert len(judged) > 1
+    judged.clear()
+    for _ in range(2):
+        call_window_operator("fold", {**arguments, **apart})
+    assert judged == []
