@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from count_allocations import Allocations
 
+import la_ref.blocks
 import la_ref.decode
 from la_core import decode
 from la_core.conformance.decode_cases import NON_IDENTITY, DecodeCase
@@ -17,41 +16,6 @@ from la_core.conformance.decode_inputs import judge_decode, make_decode_inputs
 from la_core.conformance.target import Target
 
 MIB = 1 << 20
-
-
-class Allocations(TorchDispatchMode):
-    """Counts operations, and the bytes of storages made while it is on that live at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.live = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += 1
-        before = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if _is_tensor(t)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in filter(_is_tensor, torch.utils._pytree.tree_leaves(result)):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in before and storage._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self._count(storage)
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        size, key = storage.nbytes(), storage._cdata
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-        def freed() -> None:
-            self.live -= size
-            self.known.discard(key)
-
-        weakref.finalize(storage, freed)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _measure(case: DecodeCase) -> Allocations:
@@ -92,8 +56,8 @@ def test_extra_memory_stays_below_64_mib_however_large_the_batch(
     monkeypatch: pytest.MonkeyPatch, case: DecodeCase, read_back: bool
 ) -> None:
     if not read_back:
-        monkeypatch.setattr(la_ref.decode, "_can_read_back", lambda problem: False)
-        monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", la_ref.decode.BLOCK_BYTES["cuda"])
+        monkeypatch.setattr(la_ref.blocks, "can_read_back", lambda problem: False)
+        monkeypatch.setitem(la_ref.blocks.BLOCK_BYTES, "cpu", la_ref.blocks.BLOCK_BYTES["cuda"])
     assert _measure(case).peak <= 64 * MIB
 
 
@@ -117,7 +81,7 @@ def test_every_way_to_cut_a_batch_gives_the_same_bits(
     )  # fmt: skip
     whole = make_decode_inputs(case)
     expected = decode(*whole.tensors(), out=whole.out, backend="ref")
-    monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", block_bytes)
+    monkeypatch.setitem(la_ref.blocks.BLOCK_BYTES, "cpu", block_bytes)
     monkeypatch.setattr(la_ref.decode, "CHUNK_BYTES", chunk_bytes)
     target = Target("ref", "cpu")
     cut = make_decode_inputs(case)
@@ -130,8 +94,8 @@ def test_every_way_to_cut_a_batch_gives_the_same_bits(
 @pytest.mark.parametrize("rows", [0.5, 1, 3])
 def test_blocks_of_padding_as_a_gpu_sees_them(monkeypatch: pytest.MonkeyPatch, rows: float) -> None:
     """The path without read-back, run on a CPU: some blocks without a live row, some with one."""
-    monkeypatch.setattr(la_ref.decode, "_can_read_back", lambda problem: False)
-    monkeypatch.setitem(la_ref.decode.BLOCK_BYTES, "cpu", int(4 * 64 * 128 * 4 * rows * 1.1))
+    monkeypatch.setattr(la_ref.blocks, "can_read_back", lambda problem: False)
+    monkeypatch.setitem(la_ref.blocks.BLOCK_BYTES, "cpu", int(4 * 64 * 128 * 4 * rows * 1.1))
     target = Target("ref", "cpu")
     for offsets in (
         (2, -1, -2, -3, -4, -5, 0, 5),

@@ -22,26 +22,16 @@ the batch's first live row's slot back; only a batch of nothing but padding does
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem
-
-BLOCK_BYTES = {"cpu": 8 << 20, "cuda": 12 << 20}
-"""Float32 bytes of the states in one block, and of what goes with them. CPU: a block stays in cache between its passes,
-and fewer, larger blocks cost fewer calls; `la-bench ref --blocks` measures it. GPU: at most five such buffers live at
-once, within 64 MiB. What is proportional to B or to H alone, a few numbers each, comes on top."""
+from la_ref import blocks
+from la_ref.blocks import BLOCK_BYTES, MAX_PAIRS, full_chunks, in_wide_elements, live_chunks, sum_over
 
 CHUNK_BYTES = 8 << 20
 """Float32 bytes of q, k, v and the output in one chunk, on a CPU. A GPU's chunk is one block."""
-
-MAX_TORCH_SUM = 16384
-"""Longest sum left to torch: beyond 32768 it splits the sum of a single output among threads."""
-
-MAX_PAIRS = 1 << 17
-"""Most (row, head) pairs in a block or chunk, so that their indices stay small beside states of few elements."""
 
 
 @torch.inference_mode()
@@ -71,7 +61,7 @@ def decode(
     all_heads = torch.arange(problem.H, device=q.device)
     cut = _cut(problem)
     scratch = _scratch(problem, cut)
-    chunks = _live_chunks(live, cut.rows, out) if _can_read_back(problem) else _full_chunks(live, cut.rows)
+    chunks = live_chunks(live, cut.rows, out) if blocks.can_read_back(problem) else full_chunks(live, cut.rows)
     for target, source, mask in chunks:
         slot_rows = slots[source]
         if mask is not None:
@@ -116,7 +106,7 @@ def _decode_chunk(
         k_dim = 2 if problem.state_layout == "vk" else 1
         # The states as the pool holds them, in the order of memory.
         states = s[:, some] if k_dim == 2 else s[:, some].transpose(1, 2)
-        pool = _in_wide_elements(states)
+        pool = in_wide_elements(states)
         in_place = scratch.updated is scratch.stored
         for block_rows, block_alpha, block_q, block_k, block_v, block_result in blocks:
             shape = torch.Size((block_q.shape[0], *states.shape[1:]))
@@ -133,39 +123,8 @@ def _decode_chunk(
                 stored.copy_(updated)
             pool.index_put_((block_rows,), in_pool)
             # Where both are float32 on a CPU, `updated` is `stored` itself: the pool has its values by now.
-            _sum_over_k(updated.mul_(block_q.unsqueeze(3 - k_dim)), k_dim, block_result[:, some])
+            sum_over(updated.mul_(block_q.unsqueeze(3 - k_dim)), k_dim, block_result[:, some])
     return result
-
-
-def _sum_over_k(products: torch.Tensor, dim: int, result: torch.Tensor) -> None:
-    """Sum over `dim` into `result`, in an order that depends on its size alone; may overwrite `products`."""
-    size = products.shape[dim]
-    if dim == products.ndim - 1 and size <= MAX_TORCH_SUM and products.device.type == "cpu":
-        torch.sum(products, dim, out=result)
-        return
-    while size > 1:
-        kept = (size + 1) // 2
-        products.narrow(dim, 0, size - kept).add_(products.narrow(dim, kept, size - kept))
-        size = kept
-    result.copy_(products.select(dim, 0))
-
-
-def _in_wide_elements(s: torch.Tensor) -> torch.Tensor:
-    """The same states in elements of 16 bytes, where a CPU allows it.
-
-    torch scatters element by element there: larger ones are fewer, and keep every bit.
-    """
-    wide = torch.complex128
-    per_wide = wide.itemsize // s.element_size()
-    sizes = (s.storage_offset(), *s.stride()[:-1], s.shape[-1])
-    if (
-        s.device.type == "cpu"
-        and s.stride(-1) == 1
-        and s.data_ptr() % wide.itemsize == 0
-        and not any(n % per_wide for n in sizes)
-    ):
-        return s.view(wide)
-    return s
 
 
 def _of_heads(
@@ -197,7 +156,7 @@ def _cut(problem: DecodeProblem) -> _Cut:
     a_pair = v * problem.K + 2 * (problem.K + problem.V) + 8
     pairs = min(MAX_PAIRS, max(1, elements // a_pair)) if v == problem.V else 1
     in_chunk = pairs
-    if _can_read_back(problem):
+    if blocks.can_read_back(problem):
         in_chunk = min(MAX_PAIRS, max(pairs, CHUNK_BYTES // (8 * (problem.K + problem.V))))
     heads = min(problem.H, in_chunk)
     rows = min(problem.B, max(1, in_chunk // heads)) if heads == problem.H else 1
@@ -211,41 +170,10 @@ class _Scratch(NamedTuple):
     updated: torch.Tensor  # float32
 
 
-def _can_read_back(problem: DecodeProblem) -> bool:
-    """Whether Python can look at offsets without a synchronisation, and so leave padding rows out."""
-    return problem.device.type == "cpu"
-
-
 def _scratch(problem: DecodeProblem, cut: _Cut) -> _Scratch:
     """Made once for all blocks, so that memory of this size is made ready for use once."""
     size = cut.pairs * cut.v * problem.K
     updated = torch.empty(size, dtype=torch.float32, device=problem.device)
-    if problem.state_dtype == torch.float32 and _can_read_back(problem):
+    if problem.state_dtype == torch.float32 and blocks.can_read_back(problem):
         return _Scratch(updated, updated)
     return _Scratch(torch.empty(size, dtype=problem.state_dtype, device=problem.device), updated)
-
-
-_Chunk = tuple[slice | torch.Tensor, slice | torch.Tensor, torch.Tensor | None]
-"""Rows of `out` to write, rows of the inputs to read, and which of them are live (None: all)."""
-
-
-def _live_chunks(live: torch.Tensor, size: int, out: torch.Tensor) -> Iterator[_Chunk]:
-    """CPU: chunks of live rows only; clears the output of the others."""
-    if bool(live.all()):
-        for start in range(0, live.shape[0], size):
-            rows = slice(start, start + size)
-            yield rows, rows, None
-        return
-    out[~live] = 0
-    for some in torch.split(live.nonzero().squeeze(1), size):
-        yield some, some, None
-
-
-def _full_chunks(live: torch.Tensor, size: int) -> Iterator[_Chunk]:
-    """GPU: chunks of all rows; in each, padding rows read what its first live row reads, or the batch's."""
-    first = live.int().argmax()
-    for start in range(0, live.shape[0], size):
-        mask = live[start : start + size]
-        here = torch.arange(start, start + mask.shape[0], device=live.device)
-        stand_in = torch.where(mask.any(), start + mask.int().argmax(), first)
-        yield slice(start, start + size), torch.where(mask, here, stand_in), mask
