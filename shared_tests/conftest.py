@@ -3,6 +3,7 @@
 pytest shared_tests                          every installed backend
 pytest shared_tests --backend NAME           one backend; may be given again, or as A,B
 pytest shared_tests --require-backend NAME   fail if it is absent or passes no test
+pytest shared_tests --sample 6               one in six of many alike tests, for slow machines
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import la_core
 from la_core.backends.discover_backends import load_backend
 from la_core.conformance.source_hash import folder_hash, source_hash
 from la_core.conformance.target import DeclaredRefusal, Target
+from la_core.conformance.window_target import WindowTarget
 
 settings.register_profile(
     "default", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -89,6 +91,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--outcomes", metavar="FILE", help="write every backend's passed and failed tests as JSON")
     group.addoption(
+        "--sample", type=int, default=1, metavar="N", help="of the tests marked `many`, run one in N, the others not"
+    )
+    group.addoption(
         "--enough-failures", type=int, default=0, metavar="N", help="run no more tests of a backend that failed N"
     )
 
@@ -125,13 +130,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("target", parameters, ids=str, scope="session")
 
 
+@pytest.fixture(scope="session")
+def windows(target: Target) -> WindowTarget:
+    """The window operators of the target."""
+    return WindowTarget(target)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of the suite do not depend on a backend: a run for named backends leaves them out."""
+    _leave_a_sample(items, config.getoption("--sample"))
     if config.getoption("--backend"):
         ours = [item for item in items if "tests_of_the_suite" in item.nodeid]
         if ours:
             config.hook.pytest_deselected(items=ours)
             items[:] = [item for item in items if item not in ours]
+
+
+def _leave_a_sample(items: list[pytest.Item], one_in: int) -> None:
+    """For slow machines, such as an interpreter: list most of many alike tests as not run."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for item in items:
+        if one_in > 1 and item.get_closest_marker("many"):
+            target = getattr(item, "callspec", None) and item.callspec.params.get("target")
+            test = item.nodeid.partition("[")[0], str(target)
+            if counts[test] % one_in:
+                item.add_marker(pytest.mark.skip(reason=f"not run: one in {one_in} of these is (--sample)"))
+            counts[test] += 1
 
 
 @pytest.hookimpl(wrapper=True)

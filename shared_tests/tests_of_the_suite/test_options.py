@@ -62,3 +62,12 @@ def test_outcomes_hold_what_ran_on_which_sources(tmp_path: Path) -> None:
     (passed,) = record["outcomes"]["ref-cpu"]["passed"]
     assert passed.endswith("test_decode_state_pool.py::test_identity_offsets[ref-cpu]")
     assert len(record["environment"]["sources_sha256"]["ref"]) == 64
+
+
+def test_a_sample_lists_the_rest_as_not_run() -> None:
+    test = str(SUITE / "test_window_refusals.py")
+    arguments = (test, "-k", "test_declared_dtypes_are_what_runs", "--backend", "ref", "--sample", "20", "-rs")
+    done = _run(*arguments)
+    assert done.returncode == 0, done.stdout
+    assert "ref-cpu: 3 passed, 0 failed, 51 skipped" in done.stdout
+    assert "not run: one in 20 of these is (--sample)" in done.stdout

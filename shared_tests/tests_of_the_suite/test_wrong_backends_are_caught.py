@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,48 +13,19 @@ SOURCE = (HERE / "wrong_backends.py").read_text(encoding="utf-8")
 FAULTS = re.findall(r'^    "(\w+)": "', SOURCE, flags=re.MULTILINE)
 RIGHT = re.findall(r'^    "(right\w*)": \{', SOURCE, flags=re.MULTILINE)
 
-NOT_FOR_LOOPS = "not test_import_touches_no_gpu"
-"""The import test starts a process per backend and says nothing about values."""
-
 FILES = sorted(
-    (path.name for path in HERE.parent.glob("test_*.py")),
+    (path.name for path in HERE.parent.glob("test_*.py") if not path.name.startswith("test_window_")),
     key=lambda name: (name not in ("test_decode_values.py", "test_decode_state_pool.py"), name),
 )
-"""All of the suite, what catches most faults first: a backend that has failed often enough is left alone."""
+"""All of the suite that is about decode, what catches most faults first."""
 
 Outcomes = dict[str, dict[str, list[str]]]
 RecordProperty = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What each backend passed and failed, from one run of the suite in a process that has them installed."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "wrong_backends.py").write_text(SOURCE)
-    info = site / "wrong_backends-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong-backends\nVersion: 1.0\n")
-    names = [*(f"wrong_{fault}" for fault in FAULTS), *RIGHT]
-    points = "".join(f"{name} = wrong_backends:{name}\n" for name in names)
-    (info / "entry_points.txt").write_text(f"[la_core.backends]\n{points}")
-    report = site / "outcomes.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "--no-summary", "-p", "no:cacheprovider"),
-            *[str(HERE.parent / name) for name in FILES],
-            *("-k", NOT_FOR_LOOPS),
-            *("--backend", ",".join(names), "--enough-failures", "3", "--hypothesis-profile", "quick"),
-            *("--outcomes", str(report)),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert report.exists(), f"the run broke off:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    found: Outcomes = json.loads(report.read_text())["outcomes"]
-    return found
+def outcomes(run_suite: Callable[..., Outcomes]) -> Outcomes:
+    return run_suite("wrong_backends", [*(f"wrong_{fault}" for fault in FAULTS), *RIGHT], FILES)
 
 
 def test_the_lists_were_read() -> None:

@@ -1,0 +1,50 @@
+"""The window's part of the suite runs against backends whose window operators are wrong on purpose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCE = (HERE / "wrong_window_backends.py").read_text(encoding="utf-8")
+FAULTS = re.findall(r'^    "(\w+)": "', SOURCE, flags=re.MULTILINE)
+RIGHT = re.findall(r'^    "(right\w*)": \{', SOURCE, flags=re.MULTILINE)
+
+FIRST = ("test_window_values.py", "test_window_drafts.py", "test_window_slots.py")
+FILES = [
+    *FIRST,
+    *sorted(path.name for path in HERE.parent.glob("test_window_*.py") if path.name not in FIRST),
+    "test_backend_contract.py",
+]
+"""What catches most faults comes first: a backend that has failed often enough is left alone."""
+
+Outcomes = dict[str, dict[str, list[str]]]
+RecordProperty = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="session")
+def outcomes(run_suite: Callable[..., Outcomes]) -> Outcomes:
+    return run_suite("wrong_window_backends", [*(f"wrong_{fault}" for fault in FAULTS), *RIGHT], FILES)
+
+
+def test_the_lists_were_read() -> None:
+    assert len(FAULTS) >= 45
+    assert len(RIGHT) == 4
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_backend_is_caught(outcomes: Outcomes, fault: str, record_property: RecordProperty) -> None:
+    caught_by = outcomes[f"wrong_{fault}-cpu"].get("failed", [])
+    record_property("caught_by", caught_by)
+    assert caught_by, f"no test caught the backend with the fault {fault!r}"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_backend_passes(outcomes: Outcomes, name: str) -> None:
+    """Also with declared limits, and then still by running most of the tests."""
+    right = outcomes[f"{name}-cpu"]
+    assert right.get("failed", []) == []
+    assert len(right["passed"]) > 400
