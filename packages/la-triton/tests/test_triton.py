@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from la_core.conformance.compare import same_bits
 from la_core.conformance.decode_cases import NON_IDENTITY, DecodeCase
 from la_core.conformance.decode_inputs import DecodeInputs, judge_decode, make_decode_inputs
 from la_core.spec.decode_checks import check_decode
+from la_core.spec.window_problem import WindowOp
 from la_triton.backend import INTERPRETED, backend
 from la_triton.decode_tiles import DecodeTiles, candidate_tiles, choose_decode_tiles, next_power_of_two
+from la_triton.window_tiles import choose_window_tiles
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (1, 16, 24, 64, 80, 96, 128, 200, 256)
@@ -223,23 +226,21 @@ def test_kernels_are_counted_over_many_batches_on_a_gpu() -> None:
     assert kernels_made() == before
 
 
-ARGUMENTS = ("q", "k", "v", "s", "s_offsets", "decay_scales", "out")
-"""The first parameters of the kernel, in order."""
+def _accesses(ptx: str, kernel: Any) -> list[str]:
+    """Accesses of global memory and steps of overlap in the order of the code, such as `load s`, `wait`, `store o`.
 
-
-def _accesses(ptx: str) -> list[str]:
-    """Accesses of global memory and steps of overlap in the order of the code, such as `load s`, `wait`, `store out`.
-
-    An address belongs to the argument that it was computed from.
+    An address belongs to the argument that it was computed from; pointers are the first parameters of a kernel.
     """
+    pointers = [name.removeprefix("p_") for name in kernel.arg_names if name.startswith("p_")]
     origin: dict[str, str] = {}
     found = []
     for line in ptx.splitlines():
         registers = re.findall(r"%\w+", line)
-        parameter = re.search(r"ld\.param\S*\s+(%\w+), \[decode_kernel_param_([0-6])\]", line)
+        parameter = re.search(r"ld\.param\S*\s+(%\w+), \[\w+_param_(\d+)\]", line)
         access = re.search(r"(ld|st)\.global.*?\[ (%\w+)", line)
         if parameter:
-            origin[parameter[1]] = ARGUMENTS[int(parameter[2])]
+            if int(parameter[2]) < len(pointers):
+                origin[parameter[1]] = pointers[int(parameter[2])]
         elif "griddepcontrol" in line:
             found.append("wait" if "wait" in line else "launch")
         elif access:
@@ -255,12 +256,12 @@ def _accesses(ptx: str) -> list[str]:
 def _overlap_faults(accesses: list[str]) -> list[str]:
     """Accesses on the wrong side of the wait for the kernel before."""
     at = accesses.index("wait") if "wait" in accesses else len(accesses)
-    early, late = {"load s", "load s_offsets", "load decay_scales"}, {"load q", "load k", "load v"}
+    early, late = {"load s", "load offsets", "load decay"}, {"load q", "load k", "load v"}
     stores = {one for one in accesses if one.startswith("store")}
     return [
         *(f"{one} before the wait" for one in accesses[:at] if one in late | stores),
         *(f"{one} behind the wait" for one in accesses[at:] if one in early),
-        *(f"no {one}" for one in early | late | {"store s", "store out"} if one not in accesses),
+        *(f"no {one}" for one in early | late | {"store s", "store o"} if one not in accesses),
     ]
 
 
@@ -269,17 +270,40 @@ def _overlap_faults(accesses: list[str]) -> list[str]:
 @pytest.mark.parametrize("rows", [1, 16, 64, 512])
 def test_with_overlap_inputs_and_stores_wait_and_states_do_not(state_layout: str, rows: int) -> None:
     from la_triton.decode_compile import compile_decode, decode_compile_key
+    from la_triton.decode_kernel import decode_kernel
 
     problem = _problem(B=rows, state_layout=state_layout, overlap=True)
     for aligned in (True, False):
         key = decode_compile_key(problem, 90, choose_decode_tiles(problem), aligned=aligned)
-        accesses = _accesses(compile_decode(key).asm["ptx"])
+        accesses = _accesses(compile_decode(key).asm["ptx"], decode_kernel)
         assert accesses[0] == "launch"
         assert _overlap_faults(accesses) == []
-        plain = _accesses(compile_decode(key._replace(overlap=False)).asm["ptx"])
+        plain = _accesses(compile_decode(key._replace(overlap=False)).asm["ptx"], decode_kernel)
         assert sorted(plain) == sorted(one for one in accesses if one not in ("launch", "wait"))
         # What this test would say of kernels that wait too late, not at all, or too early.
         rest = [one for one in accesses if one != "wait"]
         assert "load q before the wait" in _overlap_faults([*rest, "wait"])
         assert "store s before the wait" in _overlap_faults(rest)
         assert "load s behind the wait" in _overlap_faults(["wait", *rest])
+
+
+@compiled
+@pytest.mark.parametrize("state_layout", ["vk", "kv"])
+@pytest.mark.parametrize("op", ["decode_window", "verify"])
+def test_with_overlap_windows_do_not_wait_either(op: WindowOp, state_layout: str) -> None:
+    """The state comes before what needs the cursors; a full window is read once more, to be brought in, behind."""
+    from la_triton.compile_offline import window_problem
+    from la_triton.window_compile import KERNELS, compile_window, window_compile_key
+
+    for aligned in (True, False):
+        problem = window_problem(op, state_layout=state_layout, overlap=True)
+        key = window_compile_key(problem, 90, choose_window_tiles(problem), aligned=aligned)
+        accesses = _accesses(compile_window(key).asm["ptx"], KERNELS[op])
+        at = accesses.index("wait")
+        assert accesses[0] == "launch"
+        cursors = {"load start", "load length"}
+        assert set(accesses[1:at]) == {"load s", "load offsets", "load decay", "load wk", "load wv", *cursors}
+        assert not {"load s", *cursors} & set(accesses[at:])
+        assert {"load q", "load k", "load v", "store wk", "store wv", "store o"} <= set(accesses[at:])
+        assert accesses.index("load s") < accesses.index("load length") < accesses.index("load wk")
+        assert ("store s" in accesses) == (op == "decode_window")

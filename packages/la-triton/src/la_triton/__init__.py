@@ -1,4 +1,4 @@
-"""The Triton backend of Lightning Attention: one kernel for CUDA GPUs, and for CPU tensors under the interpreter."""
+"""The Triton backend of Lightning Attention: kernels for CUDA GPUs, and for CPU tensors under the interpreter."""
 
 from la_triton.version import __version__
 

@@ -3,7 +3,7 @@
     python -m la_triton.compile_offline sm_90 [sm_80 ...]
 
 prints registers, spills and 16-byte accesses of the kernels that batches of any size choose, in a model with
-K = V = 128, bfloat16 q, k and v, and float32 states.
+K = V = 128, bfloat16 q, k and v, and float32 states; those of the window operators with windows of 7 and of 16 places.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
+from la_core.spec.window_problem import WindowOp, WindowProblem
 from la_triton.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key
 from la_triton.decode_tiles import choose_decode_tiles
+from la_triton.window_compile import KERNELS, WindowCompileKey, compile_window, window_compile_key
+from la_triton.window_tiles import choose_window_tiles
 
 ARCHES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 """Architectures that the kernel is checked for."""
@@ -50,17 +55,19 @@ class KernelReport:
     wide_stores: int
 
 
-def report_kernel(key: DecodeCompileKey) -> KernelReport:
+def report_kernel(key: DecodeCompileKey | WindowCompileKey) -> KernelReport:
     """Compile a key and read the report of the assembler."""
-    kernel = compile_decode(key)
+    kernel = compile_window(key) if isinstance(key, WindowCompileKey) else compile_decode(key)
     ptx = kernel.asm["ptx"]
     target = re.search(r"^\.target (\S+)", ptx, flags=re.MULTILINE)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
+        # As Triton asks for it: without fusing what the kernels do not fuse.
+        options = ["-v", "--fmad=false", f"--gpu-name={target[1]}", "-o", str(Path(folder, "kernel.cubin"))]
         done = subprocess.run(
-            [_ptxas(key.arch), "-v", f"--gpu-name={target[1]}", str(source), "-o", str(Path(folder, "kernel.cubin"))],
+            [_ptxas(key.arch), *options, str(source)],
             capture_output=True,
             text=True,
             check=True,
@@ -101,6 +108,40 @@ def _keys(arch: int) -> list[DecodeCompileKey]:
     return list(keys)
 
 
+def window_problem(op: WindowOp, **changes: Any) -> WindowProblem:
+    """A call of a window operator on a GPU, for questions asked without tensors: 8 heads of K = V = 128, 16 places."""
+    io = None if op in ("commit", "advance") else torch.bfloat16
+    stateful = op != "advance"
+    facts: dict[str, Any] = {
+        "op": op,
+        **dict.fromkeys(("L", "B", "T"), 1),
+        **dict.fromkeys(("H", "G"), 8 if stateful else 0),
+        **dict.fromkeys(("K", "V"), 128 if stateful else 0),
+        "P": 100,
+        "N": 16,
+        "io_dtype": io,
+        "out_dtype": io,
+        "window_dtype": torch.bfloat16 if stateful else None,
+        "state_dtype": torch.float32 if stateful else None,
+        "offsets_dtype": torch.int32,
+        "counts_dtype": None,
+        "state_layout": "vk",
+        "device": torch.device("cuda"),
+        "arch": (9, 0),
+    }
+    return WindowProblem(**{**facts, **changes})
+
+
+def _window_keys(arch: int) -> list[WindowCompileKey]:
+    """The kernels of the window operators, aligned."""
+    keys: dict[WindowCompileKey, None] = {}
+    layouts: tuple[StateLayout, ...] = ("vk", "kv")
+    for op, layout, places, overlap in itertools.product(KERNELS, layouts, (7, 16), (False, True)):
+        problem = window_problem(op, N=places, state_layout=layout, overlap=overlap, arch=divmod(arch, 10))
+        keys[window_compile_key(problem, arch, choose_window_tiles(problem), aligned=op != "advance")] = None
+    return list(keys)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the reports for the named architectures, all of `ARCHES` by default."""
     names = list(sys.argv[1:] if arguments is None else arguments) or list(ARCHES)
@@ -111,6 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for key in _keys(ARCHES[name]):
             layout, overlap = key.state_layout, " overlap" if key.overlap else ""
             sys.stdout.write(f"{name} {layout}{overlap} {key.tiles}: {report_kernel(key)}\n")
+        for one in _window_keys(ARCHES[name]):
+            overlap, places = " overlap" if one.overlap else "", f" up to {one.places} places" if one.places else ""
+            what = f"{one.op} {one.state_layout}{overlap}{places}"
+            sys.stdout.write(f"{name} {what} {one.tiles}: {report_kernel(one)}\n")
     return 0
 
 

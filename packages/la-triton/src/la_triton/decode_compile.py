@@ -5,23 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler import CompiledKernel
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
-from la_triton.decode_kernel import ROWS_PER_Z, decode_kernel
+from la_triton.decode_kernel import decode_kernel
 from la_triton.decode_tiles import OVERLAP_ARCH, DecodeTiles, next_power_of_two
-
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-_SCALARS = {"scale": "fp32", "B": "i32", "H": "i32", "group": "i32", "NEVER": "i32"}
-"""Types of the run-time numbers; all others are i64."""
+from la_triton.kernel_compile import compile_kernel
+from la_triton.kernel_parts import ROWS_PER_Z
 
 
 class DecodeCompileKey(NamedTuple):
@@ -78,7 +68,6 @@ def kernel_constants(key: DecodeCompileKey, *, emulate_rounding: bool = False) -
 
 def compile_decode(key: DecodeCompileKey) -> CompiledKernel:
     """Compile for the key's architecture, or take the result from Triton's cache on disk."""
-    constants = kernel_constants(key)
     pointers = {
         "p_q": key.io_dtype,
         "p_k": key.io_dtype,
@@ -88,22 +77,7 @@ def compile_decode(key: DecodeCompileKey) -> CompiledKernel:
         "p_decay": torch.float32,
         "p_o": key.out_dtype,
     }
-    signature = {}
-    for name in decode_kernel.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in pointers:
-            signature[name] = _POINTERS[pointers[name]]
-        else:
-            signature[name] = _SCALARS.get(name, "i64")
-    positions = {(decode_kernel.arg_names.index(name),): value for name, value in constants.items()}
-    return triton.compile(
-        ASTSource(fn=decode_kernel, signature=signature, constexprs=positions),
-        target=GPUTarget("cuda", key.arch, 32),
-        options={
-            "num_warps": key.tiles.num_warps,
-            "num_stages": 1,
-            "launch_pdl": key.overlap,
-            "enable_fp_fusion": False,
-        },
+    constants = kernel_constants(key)
+    return compile_kernel(
+        decode_kernel, key.arch, pointers, constants, num_warps=key.tiles.num_warps, overlap=key.overlap
     )

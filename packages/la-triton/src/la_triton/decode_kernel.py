@@ -23,20 +23,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ROWS_PER_Z = 32768
-"""Rows on the second axis of the grid, which holds at most 65,535 programs; the rest goes to the third."""
-
-
-@triton.jit
-def _store_rounded(pointers, values, mask, EVICTION: tl.constexpr, EMULATE_ROUNDING: tl.constexpr):
-    """Store float32 values in the pointers' dtype, rounded to nearest even."""
-    dtype: tl.constexpr = pointers.dtype.element_ty
-    if EMULATE_ROUNDING and dtype == tl.bfloat16:
-        # The interpreter cuts float32 to bf16, so round before: add half a unit, and the lowest kept bit for ties.
-        bits = values.to(tl.int32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-        values = tl.where(values == values, rounded.to(tl.float32, bitcast=True), values)
-    tl.store(pointers, values.to(dtype), mask=mask, eviction_policy=EVICTION)
+from la_triton.kernel_parts import store_rounded
 
 
 @triton.jit
@@ -130,7 +117,7 @@ def decode_kernel(
     else:
         b_v, b_k, b_q = b_v[None, :], b_k[:, None], b_q[:, None]
     b_S = tl.fma(tl.broadcast_to(b_v, b_S.shape), tl.broadcast_to(b_k, b_S.shape), alpha * b_S)
-    _store_rounded(p_S, b_S, m_S, STORE_EVICTION, EMULATE_ROUNDING)
+    store_rounded(p_S, b_S, m_S, STORE_EVICTION, EMULATE_ROUNDING)
     b_o = tl.sum(b_S * b_q, axis=1 if K_CONTIGUOUS else 0)
     b_o = tl.where(live, b_o * scale, 0.0)
-    _store_rounded(p_out, b_o, o_v < tl.where(in_batch, V, 0), "", EMULATE_ROUNDING)
+    store_rounded(p_out, b_o, o_v < tl.where(in_batch, V, 0), "", EMULATE_ROUNDING)

@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
+from functools import partial
 from typing import Any
 
 import torch
-import triton
 
 from la_core.spec.decode_problem import DecodeProblem
 from la_triton.decode_compile import DecodeCompileKey, compile_decode, decode_compile_key, kernel_constants
-from la_triton.decode_kernel import ROWS_PER_Z, decode_kernel
+from la_triton.decode_kernel import decode_kernel
 from la_triton.decode_tiles import DecodeTiles, choose_decode_tiles, next_power_of_two
+from la_triton.kernel_launch import KernelLaunch, grid_of_rows, kernels_made, launch_of, lock
 
-MAX_LAUNCHES = 4096
-"""Problems whose launches are kept; beyond it all are dropped."""
-
-_lock = Lock()
-_launches: dict[int, DecodeLaunch] = {}
-_kernels: dict[tuple[int, DecodeCompileKey], Any] = {}
+__all__ = ["DecodeLaunch", "interpret_decode", "kernels_made", "launch_decode"]
 
 
-def kernels_made() -> int:
-    """Kernels that this process has compiled or taken from Triton's cache, over all devices."""
-    return len(_kernels)
-
-
-class DecodeLaunch:
+class DecodeLaunch(KernelLaunch[DecodeProblem]):
     """A problem's grid, its arguments that are numbers, and its kernels for aligned and for other addresses."""
 
-    __slots__ = (
-        "_by_alignment",
-        "grid",
-        "index",
-        "io_mask",
-        "numbers",
-        "problem",
-        "stream_of",
-        "strides_aligned",
-        "tiles",
-    )
+    __slots__ = ("io_mask", "numbers", "strides_aligned", "tiles")
 
     def __init__(self, problem: DecodeProblem, tiles: DecodeTiles | None = None) -> None:
         tiles = tiles or choose_decode_tiles(problem)
-        self.problem = problem
-        self.grid = _grid(problem, tiles)
+        super().__init__(problem, _grid(problem, tiles))
+        self.tiles = tiles
         self.numbers = _numbers(problem)
-        self.index: int = problem.device.index or 0
         self.io_mask = 4 * problem.io_dtype.itemsize - 1
         line = problem.K if problem.state_layout == "vk" else problem.V
         self.strides_aligned = (
@@ -55,24 +34,11 @@ class DecodeLaunch:
             and line * problem.state_dtype.itemsize % 16 == 0
             and all(stride % 4 == 0 for stride in (*problem.q_strides, *problem.k_strides))
         )
-        self.stream_of: Callable[[int], int] = triton.runtime.driver.active.get_current_stream
-        self.tiles = tiles
-        self._by_alignment: list[tuple[Any, ...] | None] = [None, None]
 
-    def _prepare(self, aligned: bool) -> tuple[Any, ...]:
-        """The kernel for aligned or for other addresses, made when the first such call comes."""
-        major, minor = self.problem.arch or (0, 0)
-        key = decode_compile_key(self.problem, 10 * major + minor, self.tiles, aligned=aligned)
-        with _lock:
-            kernel = _kernels.get((self.index, key))
-            if kernel is None:
-                kernel = compile_decode(key)
-                _kernels[self.index, key] = kernel
-            with torch.cuda.device(self.index):
-                run = kernel.run  # the first access loads the machine code onto the current device
-        prepared = run, kernel.function, kernel.packed_metadata, tuple(kernel_constants(key).values())
-        self._by_alignment[aligned] = prepared
-        return prepared
+    def make(self, aligned: bool) -> tuple[DecodeCompileKey, Callable[[], Any], tuple[Any, ...]]:
+        """See :class:`KernelLaunch`."""
+        key = decode_compile_key(self.problem, self.arch, self.tiles, aligned=aligned)
+        return key, partial(compile_decode, key), tuple(kernel_constants(key).values())
 
     def __call__(
         self,
@@ -88,33 +54,20 @@ class DecodeLaunch:
         """Launch on the current stream of the problem's device."""
         q_start, k_start, s_start = q.data_ptr(), k.data_ptr(), s.data_ptr()
         aligned = self.strides_aligned and not (s_start & 15 or (q_start | k_start) & self.io_mask)
-        run, function, metadata, constants = self._by_alignment[aligned] or self._prepare(aligned)
-        index = self.index
-        # Addresses as numbers: for a tensor Triton's launcher would call its method and ask the driver about it.
-        arguments = (
-            *self.grid,
-            self.stream_of(index),
-            function,
-            metadata,
-            None,
-            None,
-            None,
-            q_start,
-            k_start,
-            v.data_ptr(),
-            s_start,
-            s_offsets.data_ptr(),
-            decay_scales.data_ptr(),
-            out.data_ptr(),
-            softmax_scale,
-            *self.numbers,
-            *constants,
+        self.start(
+            aligned,
+            (
+                q_start,
+                k_start,
+                v.data_ptr(),
+                s_start,
+                s_offsets.data_ptr(),
+                decay_scales.data_ptr(),
+                out.data_ptr(),
+                softmax_scale,
+                *self.numbers,
+            ),
         )
-        if torch.cuda.current_device() == index:
-            run(*arguments)
-        else:
-            with torch.cuda.device(index):
-                run(*arguments)
 
 
 def launch_decode(
@@ -129,13 +82,7 @@ def launch_decode(
     out: torch.Tensor,
 ) -> None:
     """Run one checked call on a GPU; arguments as in :meth:`la_core.backends.backend_contract.Backend.decode`."""
-    launch = _launches.get(id(problem))
-    if launch is None or launch.problem is not problem:
-        launch = DecodeLaunch(problem)
-        with _lock:
-            if len(_launches) >= MAX_LAUNCHES:
-                _launches.clear()
-            _launches[id(problem)] = launch
+    launch = launch_of(problem, DecodeLaunch)
     launch(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
 
 
@@ -159,8 +106,8 @@ def interpret_decode(
 
     tiles = tiles or DecodeTiles(block_v=next_power_of_two(problem.V), num_warps=1)
     key = decode_compile_key(problem, 0, tiles, aligned=False)
-    # The interpreter keeps its state in module globals; infinities and NaN are values like others to it.
-    with _lock, numpy.errstate(all="ignore"):
+    # Infinities and NaN are values like others.
+    with lock, numpy.errstate(all="ignore"):
         decode_kernel[_grid(problem, tiles)](
             *(q, k, v, s, s_offsets, decay_scales, out, softmax_scale),
             *_numbers(problem),
@@ -169,8 +116,7 @@ def interpret_decode(
 
 
 def _grid(problem: DecodeProblem, tiles: DecodeTiles) -> tuple[int, int, int]:
-    blocks = -(-problem.V // tiles.block_v)
-    return problem.H * blocks, min(problem.B, ROWS_PER_Z), -(-problem.B // ROWS_PER_Z)
+    return grid_of_rows(problem.H * -(-problem.V // tiles.block_v), problem.B)
 
 
 def _numbers(problem: DecodeProblem) -> tuple[int, ...]:
