@@ -34,16 +34,27 @@ Arguments = dict[str, Placed]
 """By the names of the operator's arguments."""
 
 
+def pack(*numbers: tuple[str, float]) -> Array:
+    """Numbers of the kinds that numpy names, each at a multiple of its own size."""
+    fields = [(f"field{n}", kind) for n, (kind, _) in enumerate(numbers)]
+    return np.array([tuple(number for _, number in numbers)], np.dtype(fields, align=True))
+
+
+def divisor(number: int) -> list[Array]:
+    """A divisor with its multiplier and its two shifts, and once more by itself."""
+    bits = (number - 1).bit_length()
+    multiplier = (1 << 32) * ((1 << bits) - number) // number + 1
+    return [
+        pack(("i4", number), ("u4", multiplier), ("u1", min(bits, 1)), ("u1", max(bits - 1, 0))),
+        pack(("i4", number)),
+    ]
+
+
 def kernel_parameters(arguments: Arguments, softmax_scale: float, P: int) -> list[Array]:
     """The parameters of a kernel: numbers, and where each lies.
 
-    A tensor is its address, then the sizes and then the strides that are no constants; each number lies at a multiple
-    of its own size. The divisor of H // G comes with its multiplier and its two shifts, and once more by itself.
+    A tensor is its address, then the sizes and then the strides that are no constants.
     """
-
-    def pack(*numbers: tuple[str, float]) -> Array:
-        fields = [(f"field{n}", kind) for n, (kind, _) in enumerate(numbers)]
-        return np.array([tuple(number for _, number in numbers)], np.dtype(fields, align=True))
 
     def tensor(name: str, sizes: str, strides: int) -> Array:
         placed = arguments[name]
@@ -54,9 +65,6 @@ def kernel_parameters(arguments: Arguments, softmax_scale: float, P: int) -> lis
         )
 
     H, G = arguments["v"].shape[1], arguments["q"].shape[1]
-    group = H // G
-    bits = (group - 1).bit_length()
-    multiplier = (1 << 32) * ((1 << bits) - group) // group + 1
     return [
         tensor("s_offsets", "i4", 0),
         tensor("s", "i8", 1),
@@ -65,8 +73,7 @@ def kernel_parameters(arguments: Arguments, softmax_scale: float, P: int) -> lis
         pack(("f4", softmax_scale)),
         pack(("i8", P)),
         pack(("i8", H * arguments["s"].strides[0])),
-        pack(("i4", group), ("u4", multiplier), ("u1", min(bits, 1)), ("u1", max(bits - 1, 0))),
-        pack(("i4", group)),
+        *divisor(H // G),
     ]
 
 

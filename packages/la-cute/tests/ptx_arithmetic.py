@@ -90,12 +90,18 @@ def _shift(shift: Callable[..., Array]) -> Callable[[Array, Array], Array]:
     return shifted
 
 
+def _shift_down(x: Array, by: Array) -> Array:
+    """Shift to the right; a sign fills what comes in."""
+    shifted: Array = np.right_shift(x, np.minimum(by, 8 * x.itemsize - 1).astype(x.dtype))
+    return shifted
+
+
 def _select(first: Array, second: Array, choice: Array) -> Array:
     return np.where(choice, first, second)
 
 
 _COMPARED = {
-    **dict.fromkeys(("eq", "ne"), "b32 u32 s32 s64"),
+    **dict.fromkeys(("eq", "ne"), "b16 b32 u32 s32 s64"),
     **dict.fromkeys(("lt", "le", "gt", "ge"), "u32 s32 s64"),
 }
 """Ways to compare, named as the functions of `operator`, and the types that they know."""
@@ -104,6 +110,9 @@ ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "add.f32": ("f32 f32 f32", np.add),
     "mul.f32": ("f32 f32 f32", np.multiply),
     "neg.f32": ("f32 f32", np.negative),
+    "neg.s32": ("s32 s32", np.negative),
+    "neg.s64": ("s64 s64", np.negative),
+    "sub.s64": ("s64 s64 s64", np.subtract),
     "fma.rn.f32": ("f32 f32 f32 f32", _fma),
     "fma.rn.f32.f16": ("f32 f16 f16 f32", _fma),
     "fma.rn.f32.bf16": ("f32 bf16 bf16 f32", lambda a, b, c: _fma(_from_bf16(a), _from_bf16(b), c)),
@@ -116,6 +125,7 @@ ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "cvt.rn.f16.f32": ("b16 f32", _to_f16),
     "cvt.rn.bf16x2.f32": ("b32 f32 f32", lambda high, low: _pair(_to_bf16(high), _to_bf16(low))),
     "cvt.rn.f16x2.f32": ("b32 f32 f32", lambda high, low: _pair(_to_f16(high), _to_f16(low))),
+    "cvt.u16.u32": ("u16 u32", lambda x: x.astype(np.uint16)),
     "cvt.u32.u16": ("u32 u16", lambda x: x),
     "cvt.u64.u32": ("u64 u32", lambda x: x),
     "cvt.s64.s32": ("s64 s32", lambda x: x),
@@ -124,15 +134,41 @@ ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "sub.s32": ("s32 s32 s32", np.subtract),
     "mul.lo.s64": ("s64 s64 s64", np.multiply),
     "mad.lo.s64": ("s64 s64 s64 s64", lambda a, b, c: a * b + c),
+    "mul.wide.u16": ("u32 u16 u16", lambda a, b: a.astype(np.uint32) * b),
     "mul.wide.u32": ("u64 u32 u32", lambda a, b: a.astype(np.uint64) * b),
+    "mul.wide.s32": ("s64 s32 s32", lambda a, b: a.astype(np.int64) * b),
     "mul.hi.u32": ("u32 u32 u32", lambda a, b: a.astype(np.uint64) * b >> np.uint64(32)),
     "shl.b32": ("b32 b32 u32", _shift(np.left_shift)),
     "shl.b64": ("b64 b64 u32", _shift(np.left_shift)),
+    "shr.u16": ("u16 u16 u32", _shift(np.right_shift)),
     "shr.u32": ("u32 u32 u32", _shift(np.right_shift)),
+    "shr.u64": ("u64 u64 u32", _shift(np.right_shift)),
+    "shr.s32": ("s32 s32 u32", _shift_down),
+    "rem.s32": ("s32 s32 s32", np.fmod),
+    "min.s32": ("s32 s32 s32", np.minimum),
+    "max.s32": ("s32 s32 s32", np.maximum),
+    "min.u32": ("u32 u32 u32", np.minimum),
+    "max.u32": ("u32 u32 u32", np.maximum),
+    "min.s64": ("s64 s64 s64", np.minimum),
+    "max.s64": ("s64 s64 s64", np.maximum),
+    "mul.lo.s32": ("s32 s32 s32", np.multiply),
+    "mad.lo.s32": ("s32 s32 s32 s32", lambda a, b, c: a * b + c),
+    "cvt.rn.f32.s32": ("f32 s32", lambda x: x.astype(np.float32)),
+    "cvt.rn.f32.u32": ("f32 u32", lambda x: x.astype(np.float32)),
+    "cvt.u32.u64": ("u32 u64", lambda x: x.astype(np.uint32)),
+    "not.b32": ("b32 b32", np.bitwise_not),
+    "and.b16": ("b16 b16 b16", np.bitwise_and),
     "and.b32": ("b32 b32 b32", np.bitwise_and),
+    "and.b64": ("b64 b64 b64", np.bitwise_and),
+    "xor.b32": ("b32 b32 b32", np.bitwise_xor),
     "or.b32": ("b32 b32 b32", np.bitwise_or),
+    "or.b64": ("b64 b64 b64", np.bitwise_or),
     "or.pred": ("pred pred pred", np.logical_or),
+    "and.pred": ("pred pred pred", np.logical_and),
+    "not.pred": ("pred pred", np.logical_not),
     "selp.b16": ("b16 b16 b16 pred", _select),
+    "selp.b32": ("b32 b32 b32 pred", _select),
+    "selp.b64": ("b64 b64 b64 pred", _select),
     "selp.f32": ("f32 f32 f32 pred", _select),
     **{
         f"setp.{name}.{kind}": (f"pred {kind} {kind}", getattr(operator, name))

@@ -1,12 +1,13 @@
 """Runs a kernel's PTX on a CPU and watches every access to memory.
 
 All threads of a grid go through the program together, one instruction at a time: a register is an array with one value
-a thread. Threads that branch wait at their label, so branches go forward only. This is one order of many in which a GPU
+a thread. Threads that branch forward wait at their label; when some branch back, those that leave the loop wait behind
+it. This is one order of many in which a GPU
 may run the threads, and it stands for all of them because nothing may depend on the order: a thread that reads or
 writes what another one has written, or writes what another one has read, is an error. A barrier ends that for the
 shared memory of its block.
 
-It knows the instructions that the decode kernels hold, and no others: an unknown one is an error that names the line.
+It knows the instructions that the kernels hold, and no others: an unknown one is an error that names the line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ WORD = 2
 
 SHARED_BASE = 1024
 """Where a block's dynamic shared memory begins; not at 0, so that an address which forgets the base is seen."""
+
+MOST_ROUNDS = 10_000
+"""Of all loops together; more is taken for a loop that does not end."""
 
 NOBODY, MANY = -1, -2
 """Instead of a thread: none, and more than one."""
@@ -179,9 +183,11 @@ def run_ptx(
         raise PtxError(f"the parameters take {declared} bytes, and {given} are given")
     run = _Run(kernel, memory, parameters, grid, shared_bytes, overlap, first)
     with np.errstate(all="ignore"):
-        for position, instruction in enumerate(kernel.instructions):
+        position = 0
+        while position < len(kernel.instructions):
+            instruction = kernel.instructions[position]
             try:
-                run.step(position, instruction)
+                position = run.step(position, instruction)
             except PtxError as error:
                 raise PtxError(f"line {instruction.line}: {instruction.text} {error}") from None
     if (run.resume <= len(kernel.instructions)).any():
@@ -219,10 +225,14 @@ class _Run:
         self.resume = np.zeros(self.count, np.int64)
         """The position from which each thread goes on: behind the present one while it waits at a label."""
         self.active = self.resume == 0
+        self.rounds = 0
+        """Times that some threads went back."""
 
-    def step(self, position: int, instruction: Instruction) -> None:
-        """One instruction, in all threads that have come to it."""
+    def step(self, position: int, instruction: Instruction) -> int:
+        """One instruction, in all threads that have come to it; the position of the next."""
         self.active = self.resume <= position
+        if not self.active.any():
+            return int(self.resume.min())
         if instruction.guard:
             self.active = self.active & (self.get(instruction.guard, "pred") ^ instruction.negated)
         opcode, operands = instruction.opcode, instruction.operands
@@ -230,13 +240,21 @@ class _Run:
             result, *sources = ARITHMETIC[opcode][0].split()
             values = [self.get(operand, kind) for operand, kind in zip(operands[1:], sources, strict=True)]
             self.put(operands[0], ARITHMETIC[opcode][1](*values).astype(NUMPY[result], copy=False))
-        elif opcode in ("mov.b32", "mov.u32", "mov.b64"):
+        elif opcode in ("mov.b16", "mov.b32", "mov.u32", "mov.b64"):
             self._move(operands, opcode[-3:])
-        elif opcode == "bra":
+        elif opcode == "mov.pred":
+            literal = {"0": False, "-1": True}.get(operands[1])
+            self.put(operands[0], self.get(operands[1], "pred") if literal is None else np.full(self.count, literal))
+        elif opcode in ("bra", "bra.uni"):
             target = self.kernel.labels[operands[0]]
-            if target <= position:
-                raise PtxError("goes back, and only branches forward are known")
-            self.resume[self.active] = target
+            if target <= position and self.active.any():
+                self.rounds += 1
+                if self.rounds > MOST_ROUNDS:
+                    raise PtxError("goes back without an end")
+                self.resume = np.maximum(self.resume, position + 1)
+                self.resume[self.active] = target
+                return target
+            self.resume[self.active] = max(target, position + 1)
         elif opcode == "ret":
             self.resume[self.active] = len(self.kernel.instructions) + 1
         elif opcode == "bar.sync" and operands == ("0",):
@@ -250,12 +268,13 @@ class _Run:
             self.put(operands[0], self.get(operands[1], "b32")[source])
         elif opcode == "griddepcontrol.wait":
             self.early[self.active] = False
-        elif opcode == "griddepcontrol.launch_dependents":
-            pass  # When the next kernel starts is of no concern to this one.
+        elif opcode in ("griddepcontrol.launch_dependents", "fence.acq_rel.gpu"):
+            pass  # When the next kernel starts, and what it sees, is of no concern to this one.
         elif access := re.match(r"(ld|st)\.(param|global|shared)(?:\.L2::cache_hint)?(?:\.v[24])?\.(\w+)$", opcode):
             self._access(access[1], access[2], access[3], operands)
         else:
             raise PtxError("is an instruction that the emulator does not know")
+        return position + 1
 
     def get(self, operand: str, kind: str) -> Array:
         """The values of an operand, one for each thread: a register or a literal."""
@@ -294,13 +313,14 @@ class _Run:
         return here
 
     def _move(self, operands: Sequence[str], kind: str) -> None:
-        """Copy a value, split one into equal parts, or join parts; the lowest comes first."""
+        """Copy a value, split one into equal parts, or join parts; the lowest comes first, and `_` is not wanted."""
         target, source = (re.findall(r"[^{},\s]+", operand) for operand in operands)
         whole = NUMPY[kind].itemsize
         part = f"b{8 * whole // len(source)}"
         values = np.stack([self.get(name, part) for name in source], axis=1).view(f"u{whole // len(target)}")
         for index, name in enumerate(target):
-            self.put(name, values[:, index].copy())
+            if name != "_":
+                self.put(name, values[:, index].copy())
 
     def _access(self, way: str, space: str, kind: str, operands: Sequence[str]) -> None:
         """Load or store one value, or a few that lie side by side."""

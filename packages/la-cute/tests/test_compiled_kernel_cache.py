@@ -26,6 +26,8 @@ from la_cute.decode_compile import compile_decode
 from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
 from la_cute.decode_launch import DecodeLaunch
 from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.kernel_keys import keys_of_problem
+from la_cute.window_problems import window_problems
 
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
 
@@ -50,9 +52,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[DecodeCompileKey]:
     """The keys that are compiled."""
     keys: list[DecodeCompileKey] = []
 
-    def count(key: DecodeCompileKey) -> Any:
+    def count(key: DecodeCompileKey, options: str = "") -> Any:
         keys.append(key)
-        return compile_decode(key)
+        return compile_decode(key, options)
 
     monkeypatch.setattr("la_cute.decode_compile.compile_decode", count)
     return keys
@@ -61,12 +63,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[DecodeCompileKey]:
 def test_a_kernel_is_compiled_once_and_then_found_on_disk(
     folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = cache.compiled_decode(_key())
+    first = cache.compiled_kernel(_key())
     assert isinstance(first, tvm_ffi.Function), "what was kept, not what the compiler returned"
-    assert cache.compiled_decode(_key()) is first
+    assert cache.compiled_kernel(_key()) is first
     assert cache.kernel_origins() == {"compiled": 1}
     monkeypatch.setattr(cache, "_kernels", {})
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert cache.kernel_origins() == {"disk": 1}
     assert len(compiled) == cache.kernels_made() == 1
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -74,7 +76,7 @@ def test_a_kernel_is_compiled_once_and_then_found_on_disk(
 
 
 def test_another_process_compiles_nothing(folder: Path) -> None:
-    cache.compiled_decode(_key())
+    cache.compiled_kernel(_key())
     code = (
         "import la_cute.compiled_kernel_cache as cache, la_cute.decode_compile as compiler\n"
         "import la_cute.decode_compile_key as d, la_cute.decode_tiles as t\n"
@@ -82,7 +84,7 @@ def test_another_process_compiles_nothing(folder: Path) -> None:
         "compiler.compile_decode = None\n"
         "problem = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device='cuda', arch=(9, 0))\n"
         "key = d.decode_compile_key(problem, t.choose_decode_tiles(problem), aligned=True)\n"
-        "print(callable(cache.compiled_decode(key)))"
+        "print(callable(cache.compiled_kernel(key)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
@@ -92,12 +94,12 @@ def test_another_process_compiles_nothing(folder: Path) -> None:
 def test_a_damaged_entry_is_set_aside_and_made_again(
     folder: Path, compiled: list[DecodeCompileKey], monkeypatch: pytest.MonkeyPatch, damage: bytes | None
 ) -> None:
-    cache.compiled_decode(_key())
+    cache.compiled_kernel(_key())
     (path,) = folder.glob("*.o")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
     monkeypatch.setattr(cache, "_kernels", {})
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert len(compiled) == 2
     assert len(list(folder.glob("*.damaged"))) == 1
     assert [one.read_bytes() for one in folder.glob("*.o")] == [content]
@@ -112,7 +114,7 @@ def test_an_entry_that_cannot_be_loaded_is_set_aside_and_made_again(
     path = folder / f"{cache._entry(_key())}-{hashlib.sha256(content).hexdigest()[:32]}.o"
     path.write_bytes(content)
     with pytest.warns(RuntimeWarning, match="la-cute cannot load"):
-        assert callable(cache.compiled_decode(_key()))
+        assert callable(cache.compiled_kernel(_key()))
     assert len(compiled) == 1
     assert len(list(folder.glob("*.damaged"))) == 1
 
@@ -134,7 +136,7 @@ def test_what_was_compiled_of_sources_that_are_gone_is_not_kept(
     """A process runs what it has imported; a file edited since must not get that under its name."""
     monkeypatch.setattr(prebuilt_kernels, "source_hash", lambda package: "edited since")
     assert prebuilt_kernels.sources() != "edited since"
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert len(compiled) == 1
     assert list(folder.glob("*.o")) == []
 
@@ -143,7 +145,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, compiled: l
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="others can write to it"):
-        assert callable(cache.compiled_decode(_key()))
+        assert callable(cache.compiled_kernel(_key()))
     assert list(folder.iterdir()) == []
     assert len(compiled) == 1
 
@@ -151,7 +153,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, compiled: l
 def test_an_unusable_folder_costs_a_warning_and_no_call(folder: Path, compiled: list[DecodeCompileKey]) -> None:
     folder.write_text("a file")
     with pytest.warns(RuntimeWarning, match="cannot use"):
-        assert callable(cache.compiled_decode(_key()))
+        assert callable(cache.compiled_kernel(_key()))
 
 
 def test_an_empty_name_means_no_cache_on_disk(
@@ -159,7 +161,7 @@ def test_an_empty_name_means_no_cache_on_disk(
 ) -> None:
     monkeypatch.setenv(cache.ENV_CACHE_DIR, "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    assert isinstance(cache.compiled_decode(_key()), tvm_ffi.Function)
+    assert isinstance(cache.compiled_kernel(_key()), tvm_ffi.Function)
     assert not folder.exists()
 
 
@@ -168,8 +170,27 @@ def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[
     for rows in (1, 2, 63, 64, 65, 500, 600):
         for aligned in (True, False):
             problem = replace(PROBLEM, B=rows)
-            cache.compiled_decode(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
+            cache.compiled_kernel(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
     assert cache.kernels_made() == len(compiled)
+
+
+def test_warmup_makes_ready_what_windows_need(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(cache, "_make", lambda key: made.append(key) or cache.Kernel(print, "compiled"))
+    assert warmup(replace(PROBLEM, B=64), places=16, layers=40) == len(made) == len(set(made))
+    assert {key.op for key in made} == {"decode", "decode_window", "verify", "commit", "advance"}
+    for window in window_problems(replace(PROBLEM, B=33), 16, (None, torch.int64)):
+        assert set(keys_of_problem(window)) <= set(made)
+        if window.op == "commit":
+            assert set(keys_of_problem(replace(window, L=40))) <= set(made)
+
+
+def test_a_window_kernel_is_kept_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (key,) = keys_of_problem(window_problems(PROBLEM, 8, (None,))[-1])
+    assert isinstance(cache.compiled_kernel(key), tvm_ffi.Function)
+    monkeypatch.setattr(cache, "_kernels", {})
+    assert callable(cache.compiled_kernel(key))
+    assert cache.kernel_origins() == {"disk": 1}
 
 
 def test_warmup_of_what_is_not_run_says_why() -> None:

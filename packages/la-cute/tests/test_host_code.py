@@ -18,8 +18,13 @@ import pytest
 import torch
 
 from la_core import DecodeProblem
+from la_core.spec.decode_problem import StateLayout
 from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.kernel_keys import KernelKey
+from la_cute.window_compile_key import cursors_compile_key, window_compile_key
+from la_cute.window_problems import window_problems
+from la_cute.window_tiles import choose_window_tiles
 
 if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None:
     pytest.skip("not run: host code is linked by gcc, on Linux for x86-64", allow_module_level=True)
@@ -30,9 +35,9 @@ import tvm_ffi
 import tvm_ffi.libinfo
 from cutlass.cute.export.aot_config import get_libdir
 from emulated_kernel import Arguments, Placed, kernel_parameters, launch_shape
+from emulated_window import ARGUMENTS, window_launch_shape, window_parameters
+from ptx_arithmetic import Array
 from ptx_emulator import parse_ptx
-
-from la_cute.decode_compile import compile_decode
 
 CUDA_THAT_WRITES_DOWN = r"""
 #include <stddef.h>
@@ -48,8 +53,8 @@ struct launch {
 };
 
 unsigned recorded_shape[8];                  /* grid, block, bytes of shared memory, whether it overlaps */
-unsigned char recorded_parameters[16][64];
-unsigned parameter_bytes[16], parameter_count;  /* set before */
+unsigned char recorded_parameters[24][64];
+unsigned parameter_bytes[24], parameter_count;  /* set before */
 
 enum { PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 
@@ -81,6 +86,9 @@ const char *cudaGetErrorName(int error) { return "error"; }
 const char *cudaGetErrorString(int error) { return "error"; }
 int CuteDSLRT_TVMFFISetRaisedCudaError(void) { return -1; }
 """
+
+
+MOST_PARAMETERS = 24
 
 
 class _DLTensor(ctypes.Structure):
@@ -145,20 +153,10 @@ def test_host_code_launches_as_the_emulated_kernel_is_launched(
     problem: DecodeProblem, aligned: bool, tmp_path: Path
 ) -> None:
     key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
-    function = compile_decode(key, f"--keep-ptx --dump-dir={tmp_path}")
-    function.export_to_c(str(tmp_path / "kernel.o"), function_name="kernel", export_only_tvm_ffi_symbols=True)
-    (tmp_path / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
-    archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
-    command = ("gcc", "-shared", "-fPIC", "-o", "kernel.so", "kernel.o", "cuda.c", *map(str, archives))
-    # Its own functions, whatever the process has loaded under the same names.
-    subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=tmp_path, check=True)
-    module = tvm_ffi.load_module(str(tmp_path / "kernel.so"))
-    library = ctypes.CDLL(str(tmp_path / "kernel.so"))
-
     B, H, G, K, V, P = problem.B, problem.H, problem.G, problem.K, problem.V, problem.P
     inner = (K, 1) if problem.state_layout == "vk" else (1, V)
     # Every address, size and stride is another number; only the strides of the pool and of q, k and v must be aligned.
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]] = {
+    shapes: Shapes = {
         "s_offsets": (problem.offsets_dtype, (B,), (1,)),
         "s": (problem.state_dtype, (P * H, V, K), (K * V + 4, *inner)),
         "decay_scales": (torch.float32, (H,), (1,)),
@@ -167,23 +165,96 @@ def test_host_code_launches_as_the_emulated_kernel_is_launched(
         "v": (problem.io_dtype, (B, H, V), (H * V + 300, V + 12, 1)),
         "out": (problem.out_dtype, (B, H, V), (H * V + 401, V + 17, 1)),
     }
-    arguments: Arguments = {
+    arguments = _arguments(shapes)
+    grid, shared_bytes = launch_shape(key, B, H)
+    shape, parameters = _launch(key, tmp_path, [shapes[name] for name in arguments], (0.3, P), arguments)
+    assert shape == (*grid, 32 * key.tiles.num_warps, 1, 1, shared_bytes, int(key.overlap))
+    _assert_same(parameters, kernel_parameters(arguments, 0.3, P))
+
+
+@pytest.mark.parametrize("layout", ["vk", "kv"])
+@pytest.mark.parametrize("op", list(ARGUMENTS))
+def test_host_code_launches_window_kernels_as_the_emulated_ones_are_launched(
+    op: str, layout: StateLayout, tmp_path: Path
+) -> None:
+    one = _problem(40_000 if layout == "vk" else 3, 2, layout == "vk", state_layout=layout)
+    counts_dtype = torch.int32 if layout == "vk" else None
+    problem = next(found for found in window_problems(one, 11, (counts_dtype,)) if found.op == op)
+    key: KernelKey
+    if problem.op == "advance":
+        key = cursors_compile_key(problem)
+    else:
+        key = window_compile_key(problem, choose_window_tiles(problem), aligned=True)
+    B, H, G, K, V, P, N, T = problem.B, problem.H, problem.G, problem.K, problem.V, problem.P, problem.N, 3
+    inner = (K, 1) if layout == "vk" else (1, V)
+    tokens, steps = ((T,), (1000,)) if op == "verify" else ((), ())
+    bf16, int32 = torch.bfloat16, torch.int32
+    shapes: Shapes = {
+        "s_offsets": (int32, (B,), (1,)),
+        "s": (torch.float32, (P * H, V, K), (K * V + 4, *inner)),
+        "decay_scales": (torch.float32, (H,), (1,)),
+        "q": (bf16, (B, *tokens, G, K), (G * K + 9100, *steps, K + 4, 1)),
+        "k": (bf16, (B, *tokens, G, K), (G * K + 9200, *steps, K + 8, 1)),
+        "v": (bf16, (B, *tokens, H, V), (H * V + 9300, *steps, V + 12, 1)),
+        "out": (bf16, (B, *tokens, H, V), (H * V + 9401, *steps, V + 17, 1)),
+        "window_k": (bf16, (P, N, G, K), (N * G * K + 300, G * K + 16, K + 4, 1)),
+        "window_v": (bf16, (P, N, H, V), (N * H * V + 400, H * V + 24, V + 8, 1)),
+        "start": (int32, (P,), (1,)),
+        "length": (int32, (P,), (1,)),
+    }
+    if counts_dtype is not None:
+        shapes["counts"] = (counts_dtype, (B,), (1,))
+    numbers: dict[str, tuple[Any, ...]] = {
+        "decode_window": (0.3,),
+        "verify": (0.3,),
+        "commit": (5, 7, 2, 1 << 33, (1 << 34) + 4, (1 << 35) + 8),
+        "advance": (5, N, 7, 1),
+    }
+    arguments = _arguments({name: shapes[name] for name in ARGUMENTS[op] if name in shapes})
+    given = [shapes.get(name) for name in ARGUMENTS[op]]
+    shape, parameters = _launch(key, tmp_path, given, numbers[op], arguments)
+    grid, threads, shared_bytes = window_launch_shape(key, arguments, numbers[op])
+    assert shape == (*grid, threads, 1, 1, shared_bytes, int(op in ("decode_window", "verify") and one.overlap))
+    _assert_same(parameters, window_parameters(key, arguments, numbers[op]))
+
+
+Shape = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
+Shapes = dict[str, Shape]
+
+
+def _arguments(shapes: Shapes) -> Arguments:
+    return {
         name: Placed(0x7E12_3456_7800 + (n << 36), shape, strides)
         for n, (name, (_, shape, strides)) in enumerate(shapes.items())
     }
-    kernel = parse_ptx(function.artifacts.PTX)
-    sizes = list(kernel.parameters.values())
-    ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
-    (ctypes.c_uint * 16).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
-    fakes = [_CudaTensor(arguments[name], dtype) for name, (dtype, _, _) in shapes.items()]
-    module["kernel"](*map(tvm_ffi.from_dlpack, fakes), 0.3, P)
 
+
+def _launch(
+    key: KernelKey, folder: Path, given: list[Shape | None], numbers: tuple[Any, ...], arguments: Arguments
+) -> tuple[tuple[int, ...], list[tuple[int, bytes]]]:
+    """What host code hands to CUDA: grid, block, shared memory and overlap; size and bytes of each parameter."""
+    function = key.compile(f"--keep-ptx --dump-dir={folder}")
+    function.export_to_c(str(folder / "kernel.o"), function_name="kernel", export_only_tvm_ffi_symbols=True)
+    (folder / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
+    archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
+    command = ("gcc", "-shared", "-fPIC", "-o", "kernel.so", "kernel.o", "cuda.c", *map(str, archives))
+    # Its own functions, whatever the process has loaded under the same names.
+    subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=folder, check=True)
+    module = tvm_ffi.load_module(str(folder / "kernel.so"))
+    library = ctypes.CDLL(str(folder / "kernel.so"))
+    sizes = list(parse_ptx(function.artifacts.PTX).parameters.values())
+    ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
+    (ctypes.c_uint * MOST_PARAMETERS).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
+    places = iter(arguments.values())
+    fakes = [None if one is None else _CudaTensor(next(places), one[0]) for one in given]
+    module["kernel"](*(fake and tvm_ffi.from_dlpack(fake) for fake in fakes), *numbers)
     shape = tuple((ctypes.c_uint * 8).in_dll(library, "recorded_shape"))
-    grid, shared_bytes = launch_shape(key, B, H)
-    assert shape == (*grid, kernel.threads, 1, 1, shared_bytes, int(key.overlap))
-    recorded = (ctypes.c_ubyte * 64 * 16).in_dll(library, "recorded_parameters")
-    expected = kernel_parameters(arguments, 0.3, P)
-    assert sizes == [numbers.nbytes for numbers in expected]
+    recorded = (ctypes.c_ubyte * 64 * MOST_PARAMETERS).in_dll(library, "recorded_parameters")
+    return shape, [(size, bytes(part)) for size, part in zip(sizes, recorded, strict=False)]
+
+
+def _assert_same(parameters: list[tuple[int, bytes]], expected: list[Array]) -> None:
+    assert [size for size, _ in parameters] == [numbers.nbytes for numbers in expected]
     # Numbers are compared: what lies between them is left as it was.
-    got = [np.frombuffer(part, numbers.dtype, 1) for part, numbers in zip(recorded, expected, strict=False)]
+    got = [np.frombuffer(part, numbers.dtype, 1) for (_, part), numbers in zip(parameters, expected, strict=True)]
     assert got == expected

@@ -19,12 +19,16 @@ import pytest
 import torch
 
 from la_core import DecodeProblem, UnsupportedByBackend
+from la_core.spec.window_problem import WindowProblem
 from la_cute import compiled_kernel_cache as cache
 from la_cute import prebuilt_kernels
 from la_cute.backend import backend
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.kernel_keys import KernelKey, keys_of_problem
 from la_cute.prebuilt_keys import function_name, prebuilt_keys
+from la_cute.window_compile_key import CursorsCompileKey
+from la_cute.window_problems import window_problems
 
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
 
@@ -72,6 +76,14 @@ arguments = [*map(tvm_ffi.from_dlpack, fakes), 1.0, 8]
 def _key(aligned: bool = True, **changes: Any) -> DecodeCompileKey:
     problem = replace(PROBLEM, **changes)
     return decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+
+
+def _window_problem(op: str) -> WindowProblem:
+    return next(one for one in window_problems(PROBLEM, 8, (None,)) if one.op == op)
+
+
+def _window_key(op: str) -> KernelKey:
+    return keys_of_problem(_window_problem(op))[0]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +147,8 @@ def test_what_is_prebuilt_is_all_that_common_calls_can_need(arch: str) -> None:
     keys = prebuilt_keys(arch)
     assert len(set(map(function_name, keys))) == len(keys)
     assert {key.arch for key in keys} == {arch}
-    assert {key.overlap for key in keys} == ({False} if arch == "sm_80" else {False, True})
+    overlaps = {key.overlap for key in keys if not isinstance(key, CursorsCompileKey)}
+    assert overlaps == ({False} if arch == "sm_80" else {False, True})
     names = set(map(function_name, keys))
     for rows, heads in ((1, 8), (3, 16), (17, 8), (64, 64), (200, 32), (777, 16), (4096, 64)):
         for state_dtype, layout, aligned in (
@@ -150,18 +163,52 @@ def test_what_is_prebuilt_is_all_that_common_calls_can_need(arch: str) -> None:
             problem = replace(problem, state_layout=layout, overlap=rows % 2 == 1)
             key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
             assert function_name(key) in names
+            for window in window_problems(problem, 7 if rows % 2 else 16, (None, torch.int32)):
+                assert names.issuperset(map(function_name, keys_of_problem(window)))
 
 
-def test_every_value_of_a_key_is_in_the_name_of_its_function() -> None:
+@pytest.mark.parametrize("op", ["decode", "decode_window", "verify", "commit", "advance"])
+def test_every_value_of_a_key_is_in_the_name_of_its_function(op: str) -> None:
     """Also values that a key or its tiles get later."""
-    key = _key()
-    tiles = [replace(key.tiles, **{field.name: "other"}) for field in fields(key.tiles)]
+    key: Any = _key() if op == "decode" else _window_key(op)
+    tiles = [replace(key.tiles, **{field.name: "other"}) for field in fields(key.tiles)] if op != "advance" else []
     keys = [
         key,
         *(key._replace(tiles=one) for one in tiles),
         *(key._replace(**{name: "other"}) for name in key._fields if name != "tiles"),
     ]
     assert len(set(map(function_name, keys))) == len(keys)
+    assert all(re.fullmatch(r"\w+", function_name(one)) for one in keys)
+
+
+@linked
+def test_window_kernels_are_loaded_and_refused_without_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_compiler: None
+) -> None:
+    from la_cute.prebuild import build_library
+
+    keys = [key for op in ("verify", "advance") for key in keys_of_problem(_window_problem(op))]
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as workers:
+        patch.delitem(sys.modules, "cutlass")
+        build_library(tmp_path, "sm_90a", keys, workers)
+    monkeypatch.setattr(prebuilt_kernels, "FOLDER", tmp_path)
+    monkeypatch.setattr(cache, "_kernels", {})
+    prebuilt_kernels.find_library.cache_clear()
+    try:
+        assert all(callable(cache.compiled_kernel(key)) for key in keys)
+        assert cache.kernel_origins() == {"prebuilt": 3}
+        assert backend.refusal(_window_problem("verify")) is None
+        assert backend.refusal(_window_problem("advance")) is None
+        reason = f"has no prebuilt kernel for this call, {NO_COMPILER}"
+        assert backend.refusal(_window_problem("commit")) == reason
+        with pytest.raises(
+            UnsupportedByBackend, match=r"^commit: backend 'cute' has no prebuilt kernel .*la-cute\[jit\]"
+        ):
+            cache.compiled_kernel(_window_key("commit"))
+        with pytest.raises(UnsupportedByBackend, match=r"^decode: backend 'cute' has no prebuilt kernel"):
+            cache.compiled_kernel(_window_key("decode_window"))
+    finally:
+        prebuilt_kernels.find_library.cache_clear()
 
 
 @linked
@@ -180,7 +227,7 @@ def test_a_process_without_the_compiler_loads_a_prebuilt_kernel(built: Path) -> 
 
 @linked
 def test_a_prebuilt_kernel_comes_before_the_disk_and_the_compiler(folder: Path) -> None:
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert cache.kernel_origins() == {"prebuilt": 1}
 
 
@@ -189,7 +236,7 @@ def test_a_prebuilt_kernel_is_not_used_when_the_environment_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert cache.kernel_origins() == {"compiled": 1}
 
 
@@ -199,13 +246,13 @@ def test_a_library_of_other_sources_is_not_used(folder: Path, without_compiler: 
     reason = f"has prebuilt kernels for sm_90a made from other sources, {NO_COMPILER}"
     assert backend.refusal(PROBLEM) == reason
     with pytest.raises(UnsupportedByBackend, match=re.escape(f"decode: backend 'cute' {reason}.")):
-        cache.compiled_decode(_key())
+        cache.compiled_kernel(_key())
 
 
 @linked
 def test_where_there_is_a_compiler_a_library_of_other_sources_is_passed_over(folder: Path) -> None:
     _change_manifest(folder, sources="0" * 64)
-    assert callable(cache.compiled_decode(_key()))
+    assert callable(cache.compiled_kernel(_key()))
     assert cache.kernel_origins() == {"compiled": 1}
 
 
@@ -229,7 +276,7 @@ def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, dam
     with pytest.warns(RuntimeWarning, match="la-cute does not use"):
         assert backend.refusal(PROBLEM) == f"has damaged prebuilt kernels for sm_90a, {NO_COMPILER}"
     with pytest.raises(UnsupportedByBackend, match="damaged"):
-        cache.compiled_decode(_key())
+        cache.compiled_kernel(_key())
 
 
 @linked
@@ -245,7 +292,7 @@ def test_a_library_for_another_interface_of_tvm_ffi_is_not_used(folder: Path, wi
 def test_another_release_with_the_same_interface_is_fine(folder: Path) -> None:
     made_with = json.loads((folder / "sm_90a.json").read_text())["made_with"]
     _change_manifest(folder, made_with={**made_with, "apache-tvm-ffi": f"{made_with['apache-tvm-ffi']}.999"})
-    cache.compiled_decode(_key())
+    cache.compiled_kernel(_key())
     assert cache.kernel_origins() == {"prebuilt": 1}
 
 
@@ -260,7 +307,7 @@ def test_without_a_compiler_what_is_not_prebuilt_is_refused(
     assert backend.refusal(replace(PROBLEM, arch=(10, 3))) == f"has no prebuilt kernels for sm_103a, {NO_COMPILER}"
     assert backend.refusal(replace(PROBLEM, arch=(7, 5))) == "needs compute capability 8.0 or newer, got 7.5"
     with pytest.raises(UnsupportedByBackend, match=re.escape(missing)):
-        cache.compiled_decode(_key(K=256))
+        cache.compiled_kernel(_key(K=256))
     monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
     assert backend.refusal(PROBLEM) == f"may use no prebuilt kernel (LA_CUTE_PREBUILT=0), {NO_COMPILER}"
 

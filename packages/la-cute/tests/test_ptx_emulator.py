@@ -117,6 +117,21 @@ def test_a_program_that_is_right() -> None:
     assert np.array_equal(words[:THREADS], (thread ^ 33) + 100 * (thread >= 32))
 
 
+def test_threads_leave_a_loop_each_in_its_round_and_meet_behind_it() -> None:
+    words = _run(
+        "mov.b32 %r1, 0;",
+        "$LOOP:",
+        "add.s32 %r1, %r1, 3;",
+        "setp.lt.s32 %p1, %r1, %r0;",
+        "@%p1 bra $LOOP;",
+        "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;",
+        *ADDRESS,
+        "st.global.b32 [%rd1], %r2;",
+    )
+    other = np.arange(THREADS) ^ 1
+    assert np.array_equal(words[:THREADS], np.maximum(-(-other // 3), 1) * 3)
+
+
 @pytest.mark.parametrize(
     ("lines", "verdict"),
     [
@@ -126,7 +141,7 @@ def test_a_program_that_is_right() -> None:
             "some threads of a warp only",
         ),
         (("shfl.sync.bfly.b32 %r1, %r0, 1, 31, 255;",), "does not know"),
-        (("$BACK:", "mov.b32 %r1, 0;", "bra $BACK;"), "goes back"),
+        (("$BACK:", "mov.b32 %r1, 0;", "bra $BACK;"), "goes back without an end"),
         (("add.s32 %r1, %r0, %r2;",), "%r2, which is not set"),
         (("add.s64 %rd1, %rd0, %r0;",), "reads %r0 of 32 bits as s64"),
         (("st.global.b32 [%rd0], %r0;",), "two threads write one place"),

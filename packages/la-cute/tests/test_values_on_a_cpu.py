@@ -126,7 +126,7 @@ def launch(
     scale = problem.K**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale
     assert inputs.out is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("la_cute.decode_launch.compiled_decode", emulated)
+        patch.setattr("la_cute.decode_launch.compiled_kernel", emulated)
         DecodeLaunch(problem, call.tiles(problem))(*inputs.tensors(), scale, inputs.out)
     return kernels[0]
 

@@ -3,7 +3,7 @@
     python -m la_cute.compile_offline sm_90a [sm_80 ...]
 
 prints registers, stack and 16-byte accesses of the kernels that batches of any size choose, in a model with
-K = V = 128, bfloat16 q, k and v, and float32 states.
+K = V = 128, bfloat16 q, k and v, float32 states, and windows of 8 places.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
-from la_cute.decode_compile import compile_decode
-from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
-from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.decode_compile_key import ARCHES
+from la_cute.kernel_keys import KernelKey, keys_of_problem
+from la_cute.window_compile_key import CursorsCompileKey
+from la_cute.window_problems import window_problems
+
+PLACES = 8
+"""Of the windows that are reported on."""
 
 _REGISTERS, _FRAME_BYTES = 0x2F04, 0x1104
 """Entries of a cubin's `.nv.info`: registers of a thread, and bytes of its stack frame."""
@@ -45,10 +51,10 @@ class KernelReport:
     wide_stores: int
 
 
-def report_kernel(key: DecodeCompileKey) -> KernelReport:
+def report_kernel(key: KernelKey) -> KernelReport:
     """Compile a key and read the machine code's own description of itself."""
     with tempfile.TemporaryDirectory() as folder:
-        artifacts = compile_decode(key, f"--keep-cubin --keep-ptx --dump-dir={folder}").artifacts
+        artifacts = key.compile(f"--keep-cubin --keep-ptx --dump-dir={folder}").artifacts
     facts = dict(_kernel_facts(artifacts.CUBIN))
     return KernelReport(
         registers=facts[_REGISTERS],
@@ -76,9 +82,9 @@ def _kernel_facts(cubin: bytes) -> Iterator[tuple[int, int]]:
             position += 4 + (payload if entry & 0xFF == 4 else 0)
 
 
-def _keys(capability: tuple[int, int]) -> list[DecodeCompileKey]:
+def _keys(capability: tuple[int, int]) -> list[KernelKey]:
     """The kernels that batches of 1 to 4096 rows of 8 heads choose, without and with overlap, aligned."""
-    keys: dict[DecodeCompileKey, None] = {}
+    keys: dict[KernelKey, None] = {}
     layouts: tuple[StateLayout, ...] = ("vk", "kv")
     for layout, overlap, power in itertools.product(layouts, (False, True), range(13)):
         rows = 1 << power
@@ -86,7 +92,9 @@ def _keys(capability: tuple[int, int]) -> list[DecodeCompileKey]:
             B=rows, P=rows, H=8, K=128, V=128, state_layout=layout, device="cuda", arch=capability
         )
         problem = replace(problem, overlap=overlap)
-        keys[decode_compile_key(problem, choose_decode_tiles(problem), aligned=True)] = None
+        keys[keys_of_problem(problem)[0]] = None
+        for window in window_problems(problem, PLACES, (torch.int32,)):
+            keys[keys_of_problem(window)[0]] = None
     return list(keys)
 
 
@@ -98,8 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"compile_offline: no architecture {name!r}. Known: {', '.join(ARCHES)}.\n")
             return 2
         for key in _keys(ARCHES[name]):
-            overlap = " overlap" if key.overlap else ""
-            sys.stdout.write(f"{name} {key.state_layout}{overlap} {key.tiles}: {report_kernel(key)}\n")
+            shape = "" if isinstance(key, CursorsCompileKey) else f" {key.state_layout} {key.tiles}"
+            overlap = " overlap" if not isinstance(key, CursorsCompileKey) and key.overlap else ""
+            sys.stdout.write(f"{name} {key.op}{overlap}{shape}: {report_kernel(key)}\n")
     return 0
 
 

@@ -20,12 +20,12 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from la_core.spec.errors import UnsupportedByBackend
-from la_cute.decode_compile_key import DecodeCompileKey
+from la_cute.kernel_keys import KernelKey
 from la_cute.prebuilt_kernels import (
     ADVICE,
     MAKERS,
     compiler_installed,
-    prebuilt_decode,
+    prebuilt_kernel,
     sources,
     sources_changed,
     why_missing,
@@ -34,8 +34,11 @@ from la_cute.prebuilt_kernels import (
 ENV_CACHE_DIR = "LA_CUTE_CACHE_DIR"
 """Folder of compiled kernels; empty for none. Without it `la-cute` in the user's cache folder."""
 
-FUNCTION = "la_cute_decode"
+FUNCTION = "la_cute_kernel"
 """Name of the function in every object file."""
+
+OPS = {"decode": "decode", "decode_window": "decode", "verify": "verify", "commit": "commit", "advance": "advance"}
+"""The operators as callers name them."""
 
 Origin = Literal["prebuilt", "disk", "compiled"]
 
@@ -48,7 +51,7 @@ class Kernel(NamedTuple):
 
 
 _lock = Lock()
-_kernels: dict[DecodeCompileKey, Kernel] = {}
+_kernels: dict[KernelKey, Kernel] = {}
 _modules: list[Any] = []
 """Keeps loaded object files in memory."""
 
@@ -63,8 +66,8 @@ def kernel_origins() -> Counter[Origin]:
     return Counter(kernel.origin for kernel in _kernels.values())
 
 
-def compiled_decode(key: DecodeCompileKey) -> Any:
-    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`.
+def compiled_kernel(key: KernelKey) -> Any:
+    """The function of a key, as from its `compile`.
 
     Raises
     ------
@@ -77,12 +80,13 @@ def compiled_decode(key: DecodeCompileKey) -> Any:
         return _kernels[key].function
 
 
-def _make(key: DecodeCompileKey) -> Kernel:
-    function = prebuilt_decode(key)
+def _make(key: KernelKey) -> Kernel:
+    function = prebuilt_kernel(key)
     if function is not None:
         return Kernel(function, "prebuilt")
     if not compiler_installed():
-        raise UnsupportedByBackend(f"decode: backend 'cute' {why_missing(key) or f'cannot load its kernel, {ADVICE}'}.")
+        reason = why_missing(key) or f"cannot load its kernel, {ADVICE}"
+        raise UnsupportedByBackend(f"{OPS[key.op]}: backend 'cute' {reason}.")
     folder, entry = _folder(), _entry(key)
     function = _load(folder, entry) if folder else None
     if function is not None:
@@ -90,14 +94,12 @@ def _make(key: DecodeCompileKey) -> Kernel:
     return Kernel(_compile(folder, entry, key), "compiled")
 
 
-def _compile(folder: Path | None, entry: str, key: DecodeCompileKey) -> Any:
+def _compile(folder: Path | None, entry: str, key: KernelKey) -> Any:
     """Compile, keep, and load what was kept: the same function as later processes get, and quicker to call.
 
     What was compiled by code that is no longer on disk is not kept: later processes would take it for their own.
     """
-    from la_cute.decode_compile import compile_decode
-
-    function = compile_decode(key)
+    function = key.compile()
     if sources_changed():
         folder = None
     with contextlib.ExitStack() as stack:
@@ -134,7 +136,7 @@ def _folder() -> Path | None:
     return folder
 
 
-def _entry(key: DecodeCompileKey) -> str:
+def _entry(key: KernelKey) -> str:
     """What file names of a key begin with: its digest, with the sources, the compiler and the processor it is for."""
     makers = [f"{name} {importlib.metadata.version(name)}" for name in MAKERS]
     return hashlib.sha256(repr((sources(), *makers, _processor(), key)).encode()).hexdigest()[:32]

@@ -9,8 +9,9 @@ import cutlass.cute as cute
 
 from la_core.spec.decode_problem import StateLayout
 from la_cute.decode_compile_key import DecodeCompileKey
-from la_cute.decode_kernel import EVICT_LAST, launch
+from la_cute.decode_kernel import launch
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, ThreadLayout, thread_layout
+from la_cute.kernel_parts import EVICT_LAST
 from la_cute.symbolic_tensors import decode_arguments
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,13 +30,29 @@ class DecodeCompileKey(NamedTuple):
     tiles: DecodeTiles
     overlap: bool
 
+    @property
+    def op(self) -> str:
+        """The operator, as in la-core."""
+        return "decode"
+
+    def compile(self, options: str = "") -> Any:
+        """Compile it; see :mod:`la_cute.decode_compile`."""
+        from la_cute import decode_compile
+
+        return decode_compile.compile_decode(self, options)
+
+
+def architecture(capability: tuple[int, int] | None) -> str:
+    """The compiler's name of a compute capability, such as `sm_90a`."""
+    major, minor = capability or (0, 0)
+    # From Hopper on, code for one architecture alone; before, there is no such thing.
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
 
 def decode_compile_key(problem: DecodeProblem, tiles: DecodeTiles, *, aligned: bool) -> DecodeCompileKey:
     """The key for a problem on its GPU."""
-    major, minor = problem.arch or (0, 0)
     return DecodeCompileKey(
-        # From Hopper on, code for one architecture alone; before, there is no such thing.
-        arch=f"sm_{major}{minor}{'a' if major >= 9 else ''}",
+        arch=architecture(problem.arch),
         io_dtype=problem.io_dtype,
         state_dtype=problem.state_dtype,
         out_dtype=problem.out_dtype,
@@ -46,5 +62,5 @@ def decode_compile_key(problem: DecodeProblem, tiles: DecodeTiles, *, aligned: b
         state_layout=problem.state_layout,
         aligned=aligned,
         tiles=tiles,
-        overlap=problem.overlap and (major, minor) >= OVERLAP_ARCH,
+        overlap=problem.overlap and (problem.arch or (0, 0)) >= OVERLAP_ARCH,
     )

@@ -21,52 +21,16 @@ K and V of 64, 128 and 256. Batch, pool, heads, strides, scale and pointers are 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int64, const_expr, range_constexpr
 
-ROWS_PER_Z = 32768
-"""Rows on the second axis of the grid, which holds at most 65,535 blocks; the rest goes to the third."""
-
-EVICT_LAST = 0x14F0000000000000
-"""What `createpolicy.fractional.L2::evict_last` makes for all of an access; the hardware's encoding."""
-
-
-@cute.jit
-def _load(source: cute.Pointer, values: cute.Tensor, bits: cutlass.Constexpr, policy: cutlass.Constexpr = None):
-    """Load a run of values, `bits` at a time; 0 for one value at a time."""
-    run = cute.make_tensor(source, values.layout)
-    if const_expr(bits == 0):
-        for n in range_constexpr(cute.size(values)):
-            values[n] = run[n]
-    else:
-        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), values.element_type, num_bits_per_copy=bits)
-        if const_expr(policy is None):
-            cute.copy(atom, run, values)
-        else:
-            cute.copy(atom, run, values, cache_policy=Int64(policy))
-
-
-@cute.jit
-def _store(values: cute.Tensor, target: cute.Pointer, bits: cutlass.Constexpr):
-    """Store a run of values, `bits` at a time; 0 for one value at a time."""
-    run = cute.make_tensor(target, values.layout)
-    if const_expr(bits == 0):
-        for n in range_constexpr(cute.size(values)):
-            run[n] = values[n]
-    else:
-        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), values.element_type, num_bits_per_copy=bits)
-        cute.copy(atom, values, run)
-
-
-@cute.jit
-def _load_widened(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
-    """Load q, k or v side by side, as float32: up to 4 elements at a time."""
-    count = const_expr(min(spec.io_piece, cute.size(values)))
-    bits = const_expr(count * source.dtype.width if spec.aligned else 0)
-    for i in range_constexpr(cute.size(values) // count):
-        raw = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
-        _load(source + i * count, raw, bits)
-        for n in range_constexpr(count):
-            values[i * count + n] = raw[n].to(Float32)
+from la_cute.kernel_parts import (
+    ROWS_PER_Z,
+    load_pieces,
+    load_states,
+    store_states,
+    sum_over_lanes,
+    sum_over_lines,
+)
 
 
 @cute.jit
@@ -82,35 +46,14 @@ def _load_inputs(
     """Load what a thread needs of q, k and v, from its first element of each on."""
     if const_expr(spec.state_layout == "vk"):
         for j in range_constexpr(spec.threads.repeats):
-            _load_widened(g_k + j * spec.repeat_step, r_k[None, j], spec)
-            _load_widened(g_q + j * spec.repeat_step, r_q[None, j], spec)
-        _load_widened(g_v, r_v, spec)
+            load_pieces(g_k + j * spec.repeat_step, r_k[None, j], spec)
+            load_pieces(g_q + j * spec.repeat_step, r_q[None, j], spec)
+        load_pieces(g_v, r_v, spec)
     else:
-        _load_widened(g_k, r_k, spec)
-        _load_widened(g_q, r_q, spec)
+        load_pieces(g_k, r_k, spec)
+        load_pieces(g_q, r_q, spec)
         for j in range_constexpr(spec.threads.repeats):
-            _load_widened(g_v + j * spec.repeat_step, r_v[None, j], spec)
-
-
-@cute.jit
-def _load_states(g_S: cute.Pointer, r_S: cute.Tensor, live: cutlass.Boolean, spec: cutlass.Constexpr):
-    """Load a thread's part of a state, [vector, repeats, passes], from its first value on; zeros if it is not live."""
-    r_S.fill(0)
-    if live:
-        for i in range_constexpr(spec.threads.passes):
-            for j in range_constexpr(spec.threads.repeats):
-                at = i * spec.line_step + j * spec.repeat_step
-                _load(g_S + at, r_S[None, j, i], spec.state_bits, spec.load_policy)
-
-
-@cute.jit
-def _store_states(r_S: cute.Tensor, g_S: cute.Pointer, live: cutlass.Boolean, spec: cutlass.Constexpr):
-    """Store a thread's part of a state, [vector, repeats, passes], from its first value on, if it is live."""
-    if live:
-        for i in range_constexpr(spec.threads.passes):
-            for j in range_constexpr(spec.threads.repeats):
-                at = i * spec.line_step + j * spec.repeat_step
-                _store(r_S[None, j, i], g_S + at, spec.state_bits)
+            load_pieces(g_v + j * spec.repeat_step, r_v[None, j], spec)
 
 
 @cute.jit
@@ -152,43 +95,6 @@ def _update_kv(
                 b_S = cute.math.fma(r_v[n, j], r_k[i], alpha * r_S[n, j, i].to(Float32))
                 r_o[n, j] = cute.math.fma(b_S, r_q[i], r_o[n, j])
                 r_S[n, j, i] = b_S.to(r_S.element_type)
-
-
-@cute.jit
-def _sum_vk(r_o: cute.Tensor, own: Int32, spec: cutlass.Constexpr):
-    """Sum over the lanes of a line; the output of this thread's row `own`."""
-    for n in range_constexpr(spec.steps):
-        for i in range_constexpr(spec.threads.passes):
-            r_o[i] = r_o[i] + cute.arch.shuffle_sync_bfly(r_o[i], offset=spec.threads.lanes >> (n + 1))
-    # All lanes of a line have its sum; each keeps that of one line, so that one store writes them all.
-    mine = r_o[0]
-    for i in range_constexpr(1, spec.threads.passes):
-        if own == i:
-            mine = r_o[i]
-    return mine
-
-
-@cute.jit
-def _sum_kv(
-    r_o: cute.Tensor,
-    thread: Int32,
-    s_o: cute.Tensor,  # [block_v, num_warps] in shared memory
-    spec: cutlass.Constexpr,
-):
-    """Sum over the lines of a warp, then over the warps; the output of row `thread` of the block."""
-    lane, warp = thread % 32, thread // 32
-    for j in range_constexpr(spec.threads.repeats):
-        for n in range_constexpr(spec.threads.vector):
-            b_o = r_o[n, j]
-            for step in range_constexpr(spec.steps):
-                b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=16 >> step)
-            if lane < spec.threads.lanes:
-                s_o[j * spec.repeat_step + lane * spec.threads.vector + n, warp] = b_o
-    cute.arch.sync_threads()
-    total = s_o[thread % spec.tiles.block_v, 0]
-    for w in range_constexpr(1, spec.tiles.num_warps):
-        total = total + s_o[thread % spec.tiles.block_v, w]
-    return total
 
 
 @cute.kernel
@@ -245,7 +151,7 @@ def decode_kernel(
         live = (slot >= 0) & (slot < slots)
         g_S = first + cute.assume(slot * slot_stride, divby=vector if const_expr(spec.aligned) else 1)
         r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
-        _load_states(g_S, r_S, live, spec)
+        load_states(g_S, r_S, live, spec)
         if const_expr(spec.overlap):
             cute.arch.griddepcontrol_wait()
             _load_inputs(g_q, g_k, g_v, r_q, r_k, r_v, spec)
@@ -256,10 +162,14 @@ def decode_kernel(
         else:
             _update_kv(r_S, r_q, r_k, r_v, r_o, alpha, spec)
         if const_expr(spec.tiles.store_first):
-            _store_states(r_S, g_S, live, spec)
-        b_o = _sum_vk(r_o, own, spec) if const_expr(spec.state_layout == "vk") else _sum_kv(r_o, thread, s_o, spec)
+            store_states(r_S, g_S, live, spec)
+        b_o = (
+            sum_over_lanes(r_o, own, spec)
+            if const_expr(spec.state_layout == "vk")
+            else sum_over_lines(r_o, thread, s_o, spec)
+        )
         if const_expr(not spec.tiles.store_first):
-            _store_states(r_S, g_S, live, spec)
+            store_states(r_S, g_S, live, spec)
         b_o = b_o * scale
         if not live:
             b_o = Float32(0.0)

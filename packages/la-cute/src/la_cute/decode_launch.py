@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem
-from la_cute.compiled_kernel_cache import compiled_decode
+from la_cute.compiled_kernel_cache import compiled_kernel
 from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, choose_decode_tiles
 
@@ -46,7 +46,7 @@ class DecodeLaunch:
 
     def _prepare(self, aligned: bool) -> Any:
         key = decode_compile_key(self.problem, self.tiles, aligned=aligned)
-        function = self._by_alignment[aligned] = compiled_decode(key)
+        function = self._by_alignment[aligned] = compiled_kernel(key)
         return function
 
     def __call__(

@@ -25,7 +25,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
+from la_cute.decode_compile_key import ARCHES
+from la_cute.kernel_keys import KernelKey
 from la_cute.prebuilt_kernels import (
     FOLDER,
     MAKERS,
@@ -51,7 +52,7 @@ EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
 """Nothing else is seen from outside, so that a second CUDA runtime in the process does not meet this one."""
 
 
-def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], workers: Executor) -> Path:
+def build_library(folder: Path, arch: str, keys: Sequence[KernelKey], workers: Executor) -> Path:
     """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest.
 
     Raises
@@ -87,11 +88,9 @@ def build_library(folder: Path, arch: str, keys: Sequence[DecodeCompileKey], wor
     return library
 
 
-def export_kernel(key: DecodeCompileKey, target: Path) -> None:
+def export_kernel(key: KernelKey, target: Path) -> None:
     """Compile a key into an object file whose host code runs on every processor."""
-    from la_cute.decode_compile import compile_decode
-
-    function = compile_decode(key)
+    function = key.compile()
     _set_processor(function.ir_module)
     function.export_to_c(str(target), function_name=function_name(key), export_only_tvm_ffi_symbols=True)
 

@@ -21,8 +21,9 @@ from typing import Any
 
 from la_core.conformance.source_hash import source_hash
 from la_core.spec.decode_problem import DecodeProblem
-from la_cute.decode_compile_key import DecodeCompileKey, decode_compile_key
-from la_cute.decode_tiles import ACCESS_BYTES, choose_decode_tiles
+from la_core.spec.window_problem import WindowProblem
+from la_cute.decode_tiles import ACCESS_BYTES
+from la_cute.kernel_keys import KernelKey, keys_of_problem
 from la_cute.prebuilt_keys import function_name
 
 ENV_PREBUILT = "LA_CUTE_PREBUILT"
@@ -131,21 +132,18 @@ def sources_changed() -> bool:
     return str(source_hash("la_cute")) != sources()
 
 
-def refusal(problem: DecodeProblem) -> str | None:
+def refusal(problem: DecodeProblem | WindowProblem) -> str | None:
     """Why no kernel of the problem is there or can be made; None if one is or can."""
     if compiler_installed() or problem.arch is None:
         return None
-    whole = problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES == 0
-    tiles = choose_decode_tiles(problem)
+    keys = keys_of_problem(problem)
+    if isinstance(problem, DecodeProblem) and problem.s_row_stride * problem.state_dtype.itemsize % ACCESS_BYTES:
+        keys = keys[1:]
     # The addresses of a call are not known here, so a problem needs the kernel for any address as well.
-    for aligned in (True, False) if whole else (False,):
-        reason = why_missing(decode_compile_key(problem, tiles, aligned=aligned))
-        if reason is not None:
-            return reason
-    return None
+    return next(filter(None, map(why_missing, keys)), None)
 
 
-def why_missing(key: DecodeCompileKey) -> str | None:
+def why_missing(key: KernelKey) -> str | None:
     """The reason, in a backend's words, why a key cannot be had without a compiler; None if it is prebuilt."""
     if os.environ.get(ENV_PREBUILT) == "0":
         return f"may use no prebuilt kernel ({ENV_PREBUILT}=0), {ADVICE}"
@@ -158,8 +156,8 @@ def why_missing(key: DecodeCompileKey) -> str | None:
     return None
 
 
-def prebuilt_decode(key: DecodeCompileKey) -> Any:
-    """The function of a key, as from :func:`la_cute.decode_compile.compile_decode`; None if it is not prebuilt."""
+def prebuilt_kernel(key: KernelKey) -> Any:
+    """The function of a key, as from its `compile`; None if it is not prebuilt."""
     if why_missing(key) is not None:
         return None
     found = _of_library(key)
@@ -217,6 +215,6 @@ def _damaged(path: Path, arch: str, reason: str) -> Library:
     return Library(path, flaw=f"has damaged prebuilt kernels for {arch}")
 
 
-def _of_library(key: DecodeCompileKey) -> DecodeCompileKey:
+def _of_library(key: KernelKey) -> KernelKey:
     """The key under which a key is prebuilt: before Hopper, code for 8.0 runs on all of 8.x."""
     return key._replace(arch="sm_80") if key.arch.startswith("sm_8") else key

@@ -1,0 +1,109 @@
+# mypy: ignore-errors
+"""What the kernels share: loads and stores of runs of values, and of a thread's part of a state."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr, range_constexpr
+
+ROWS_PER_Z = 32768
+"""Rows on the second axis of the grid, which holds at most 65,535 blocks; the rest goes to the third."""
+
+EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
+"""What `createpolicy.fractional` makes of `L2::evict_first` and `L2::evict_last` for all of an access, encoded."""
+
+
+@cute.jit
+def load_run(source: cute.Pointer, values: cute.Tensor, bits: cutlass.Constexpr, policy: cutlass.Constexpr = None):
+    """Load a run of values, `bits` at a time; 0 for one value at a time."""
+    run = cute.make_tensor(source, values.layout)
+    if const_expr(bits == 0):
+        for n in range_constexpr(cute.size(values)):
+            values[n] = run[n]
+    else:
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), values.element_type, num_bits_per_copy=bits)
+        if const_expr(policy is None):
+            cute.copy(atom, run, values)
+        else:
+            cute.copy(atom, run, values, cache_policy=Int64(policy))
+
+
+@cute.jit
+def store_run(values: cute.Tensor, target: cute.Pointer, bits: cutlass.Constexpr):
+    """Store a run of values, `bits` at a time; 0 for one value at a time."""
+    run = cute.make_tensor(target, values.layout)
+    if const_expr(bits == 0):
+        for n in range_constexpr(cute.size(values)):
+            run[n] = values[n]
+    else:
+        atom = cute.make_copy_atom(cute.nvgpu.CopyR2GOp(), values.element_type, num_bits_per_copy=bits)
+        cute.copy(atom, values, run)
+
+
+@cute.jit
+def load_pieces(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
+    """Load q, k or v side by side in the dtype of `values`: up to 4 elements at a time."""
+    count = const_expr(min(spec.io_piece, cute.size(values)))
+    bits = const_expr(count * source.dtype.width if spec.aligned else 0)
+    for i in range_constexpr(cute.size(values) // count):
+        raw = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
+        load_run(source + i * count, raw, bits)
+        for n in range_constexpr(count):
+            values[i * count + n] = raw[n].to(values.element_type)
+
+
+@cute.jit
+def load_states(g_S: cute.Pointer, r_S: cute.Tensor, live: cutlass.Boolean, spec: cutlass.Constexpr):
+    """Load a thread's part of a state, [vector, repeats, passes], from its first value on; zeros if it is not live."""
+    r_S.fill(0)
+    if live:
+        for i in range_constexpr(spec.threads.passes):
+            for j in range_constexpr(spec.threads.repeats):
+                at = i * spec.line_step + j * spec.repeat_step
+                load_run(g_S + at, r_S[None, j, i], spec.state_bits, spec.load_policy)
+
+
+@cute.jit
+def store_states(r_S: cute.Tensor, g_S: cute.Pointer, live: cutlass.Boolean, spec: cutlass.Constexpr):
+    """Store a thread's part of a state, [vector, repeats, passes], from its first value on, if it is live."""
+    if live:
+        for i in range_constexpr(spec.threads.passes):
+            for j in range_constexpr(spec.threads.repeats):
+                at = i * spec.line_step + j * spec.repeat_step
+                store_run(r_S[None, j, i], g_S + at, spec.state_bits)
+
+
+@cute.jit
+def sum_over_lanes(r_o: cute.Tensor, own: Int32, spec: cutlass.Constexpr):
+    """Sum over the lanes of a line; the output of this thread's row `own`."""
+    for n in range_constexpr(spec.steps):
+        for i in range_constexpr(spec.threads.passes):
+            r_o[i] = r_o[i] + cute.arch.shuffle_sync_bfly(r_o[i], offset=spec.threads.lanes >> (n + 1))
+    # All lanes of a line have its sum; each keeps that of one line, so that one store writes them all.
+    mine = r_o[0]
+    for i in range_constexpr(1, spec.threads.passes):
+        if own == i:
+            mine = r_o[i]
+    return mine
+
+
+@cute.jit
+def sum_over_lines(
+    r_o: cute.Tensor,
+    thread: Int32,
+    s_o: cute.Tensor,  # [block_v, num_warps] in shared memory
+    spec: cutlass.Constexpr,
+):
+    """Sum over the lines of a warp, then over the warps; the output of row `thread` of the block."""
+    lane, warp = thread % 32, thread // 32
+    for j in range_constexpr(spec.threads.repeats):
+        for n in range_constexpr(spec.threads.vector):
+            b_o = r_o[n, j]
+            for step in range_constexpr(spec.steps):
+                b_o = b_o + cute.arch.shuffle_sync_bfly(b_o, offset=16 >> step)
+            if lane < spec.threads.lanes:
+                s_o[j * spec.repeat_step + lane * spec.threads.vector + n, warp] = b_o
+    cute.arch.sync_threads()
+    total = s_o[thread % spec.tiles.block_v, 0]
+    for w in range_constexpr(1, spec.tiles.num_warps):
+        total = total + s_o[thread % spec.tiles.block_v, w]
+    return total
