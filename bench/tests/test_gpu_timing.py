@@ -99,6 +99,15 @@ def test_laps_are_warmed_up_captured_and_replayed_in_turns(log: list[str]) -> No
     assert log.count("copy") == 4
 
 
+def test_what_is_new_in_each_sample_comes_before_it_and_a_time_is_that_of_a_unit(log: list[str]) -> None:
+    lap = Lap([lambda: None] * 4, 0, per_call=5.0, renew=lambda: log.append("renew"))
+    timer = GraphTimer()
+    timing = timer.time({"a": lap}, FakeCopy(log), EFFORT, lambda done: None)  # type: ignore[arg-type]
+    assert timing.seconds == {"a": [0.01] * 3}
+    assert log[-9:] == ["renew", "replay", "copy"] * 3
+    assert timer.compare({"a": lap}, rounds=1).medians() == {"a": 0.01}
+
+
 def test_a_variant_that_raises_is_left_out_with_its_own_exception(log: list[str]) -> None:
     calls = iter(range(100))
 

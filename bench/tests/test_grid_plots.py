@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from la_bench.grid_plots import _colours, accuracy_bars, grid_plots, host_bars, share_over_batch, time_over_batch
+from la_bench.grid_plots import accuracy_bars, grid_plots, host_bars, share_over_batch, time_over_batch, variant_colours
 from la_bench.report_plots import COLOURS, TEXT
 from la_bench.rows import Row, to_json_lines
 from la_bench.write_report import render_report
@@ -65,7 +65,7 @@ def test_panels_show_their_own_heads_in_the_same_limits(rows: list[Row]) -> None
 
 
 def test_a_backend_keeps_its_colour_with_overlap_and_floors_take_that_of_the_text(rows: list[Row]) -> None:
-    colours = _colours(rows)
+    colours = variant_colours(rows)
     assert colours["triton"] == colours["triton+overlap"] == COLOURS["triton"]
     assert colours["in-place floor"] == TEXT
     assert len(set(colours.values())) == len(colours) - 1

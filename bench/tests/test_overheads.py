@@ -11,7 +11,7 @@ from la_bench.cli import main
 from la_bench.host_overhead import BASELINE, HostCost, host_variants, installed_backend, measure_host, over_limit
 from la_bench.timing import Spread
 from la_core import BackendUnavailable, decode, list_backends, use_backend
-from la_ref.decode import BLOCK_BYTES
+from la_ref.blocks import BLOCK_BYTES
 
 TARGET = "la_bench.do_nothing_backend:backend"
 

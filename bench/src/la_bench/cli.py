@@ -11,6 +11,7 @@ from pathlib import Path
 from la_bench.errors import UsageError
 from la_bench.grid_spec import DEFAULT_GRID, DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
+from la_bench.window_spec import DECODE, OPS
 
 COMMAND_MODULES = {
     "compare": "compare_command",
@@ -53,6 +54,30 @@ def _parser() -> argparse.ArgumentParser:
         "report.md, report.html and rows.jsonl. On a GPU they run with and without overlap, beside the in-place floor "
         "and public kernels of others. Exit status 1 if a backend is wrong or raises, or if none has a result.",
     )
+    compare.add_argument(
+        "--op",
+        choices=OPS,
+        default=DECODE,
+        help="what is measured: decode; deferred, which is decode with a window; a step of verify; commit "
+        "(default: decode)",
+    )
+    compare.add_argument(
+        "--window",
+        type=_counts,
+        default=(),
+        metavar="N,N",
+        help="places of the window: several sizes are compared side by side (default: 7, and 16 for verify and commit)",
+    )
+    compare.add_argument(
+        "--drafts", type=_count, metavar="T", help="draft tokens of a row, for verify and commit (default: 4)"
+    )
+    compare.add_argument(
+        "--layers",
+        type=_count,
+        metavar="L",
+        help="layers that share the launches of advance and clear, for verify (default: 1); layers of one "
+        "commit_layers, for commit (default: 4)",
+    )
     compare.add_argument("--backends", type=_names, default=(), metavar="A,B", help="backends to run (default: all)")
     compare.add_argument(
         "--workloads",
@@ -90,10 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         "--grid",
         type=_grid,
         nargs="?",
-        const=_grid(DEFAULT_GRID),
+        const=(),
         metavar="H,H..xB,B..",
         help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
-        f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named)",
+        f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named; operators with a window have "
+        "smaller grids of their own)",
     )
     compare.add_argument("--dtype", choices=DTYPE_NAMES, help="of q, k, v and out, of --grid (default: bfloat16)")
     compare.add_argument("--state-dtype", choices=DTYPE_NAMES, help="of --grid (default: float32)")

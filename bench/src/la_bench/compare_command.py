@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -19,10 +20,12 @@ from la_bench.peers import PEERS, select_peers
 from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
 from la_bench.report_text import STATUS_WORDS, count, error, percent, time, times
+from la_bench.report_window import window_tables
 from la_bench.row_file import RowFile
 from la_bench.rows import Row
 from la_bench.run_compare import estimate_workload_seconds, run_compare
 from la_bench.run_grid import run_grid
+from la_bench.run_window import check_layers_fit, estimate_window_seconds, run_window
 from la_bench.terminal import filled_table, new_table, print_line, progress_bar, show
 from la_bench.timing import FULL, QUICK, Effort
 from la_bench.variants import (
@@ -33,6 +36,8 @@ from la_bench.variants import (
     peer_variants,
     select_backends,
 )
+from la_bench.window_spec import CPU_GRID, DECODE, GRIDS, QUICK_GRIDS, WindowSpec, window_spec
+from la_bench.window_variants import window_variants
 from la_bench.workloads import make_workload, select_workloads
 from la_bench.write_report import ROWS, check_folder, write_report
 from la_core import list_backends
@@ -49,6 +54,7 @@ class Plan:
     variants: Sequence[Variant]
     environment: Environment
     effort: Effort
+    window: WindowSpec | None
 
 
 def compare(options: Namespace) -> int:
@@ -70,20 +76,35 @@ def compare(options: Namespace) -> int:
 
 def _plan(options: Namespace, device: torch.device) -> Plan:
     """Everything that can be wrong with the options is found here, before anything is measured."""
+    spec = window_spec(options.op, options.window, options.drafts, options.layers)
     backends = select_backends(options.backends)
     paths = dict(options.peer)
-    peers = select_peers(options.peers, paths, by_default=device.type == "cuda")
+    peers = _peers(options, paths, device)
     points = _grid_points(options, device)
+    if spec is not None:
+        check_layers_fit(points, spec)
     if points and BASELINE not in options.backends and device.type == "cuda":
         # Plain torch stands there as a peer; la-ref is no faster and takes longer than all others together.
         backends = tuple(name for name in backends if name != BASELINE)
     names = select_workloads(device.type, options.workloads, quick=options.quick)
     check_folder(options.out)
     arch = compute_capability(device)
-    variants = backend_variants(backends, arch) + floor_variants(arch) + peer_variants(peers, paths)
+    if spec is None:
+        variants = backend_variants(backends, arch) + floor_variants(arch)
+    else:
+        variants = window_variants(backends, spec, arch)
+    variants += peer_variants(peers, paths)
     environment = read_environment(device, seed=options.seed, quick=options.quick, options=options_in_words(options))
     quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL[device.type])
-    return Plan(device, points, names, variants, environment, quick if options.quick else full)
+    return Plan(device, points, names, variants, environment, quick if options.quick else full, spec)
+
+
+def _peers(options: Namespace, paths: dict[str, Path], device: torch.device) -> tuple[str, ...]:
+    """Names of the peers to run; all of them decode, so that there are none for what cannot be set against decode."""
+    decodes = options.op in (DECODE, "deferred")
+    if not decodes and (options.peers or paths):
+        raise UsageError("--peers and --peer belong to --op decode and deferred: the peers decode and do not verify.")
+    return select_peers(options.peers, paths, by_default=decodes and device.type == "cuda")
 
 
 def _measure(plan: Plan, file: RowFile) -> list[Row]:
@@ -100,6 +121,8 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
 
         what = (plan.variants, plan.device, plan.environment, plan.effort)
         try:
+            if plan.window is not None:
+                return run_window(plan.points, plan.window, *what, say=say, tick=tick, keep=file.add)
             if plan.points:
                 return run_grid(plan.points, *what, say=say, tick=tick, keep=file.add)
             workloads = [make_workload(name, plan.device.type, plan.environment.seed) for name in plan.workloads]
@@ -112,7 +135,11 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
 def _size_in_words(plan: Plan) -> str:
     """What will be run, and about how long that takes."""
     names = [variant.name for variant in plan.variants]
-    if plan.points:
+    if plan.window is not None:
+        spec = plan.window
+        seconds = sum(estimate_window_seconds(point, names, plan.effort, spec) for point in plan.points)
+        subjects = count(len(plan.points), "point")
+    elif plan.points:
         seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
         subjects = count(len(plan.points), "point")
     else:
@@ -122,7 +149,7 @@ def _size_in_words(plan: Plan) -> str:
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
-    for table in _grid_tables(rows) if rows[0].workload.grid else [_compare_table(rows)]:
+    for table in _tables(rows):
         show(table)
     kernels = kernel_table(rows)
     if kernels is not None:
@@ -133,6 +160,12 @@ def _show_rows(rows: Sequence[Row]) -> None:
         if row.status in ("failed", "error")
     ):
         print_line(f"{backend}: {reason}")
+
+
+def _tables(rows: Sequence[Row]) -> list[Table]:
+    if rows[0].workload.op is not None:
+        return [filled_table(title, content) for title, content in window_tables(rows)]
+    return _grid_tables(rows) if rows[0].workload.grid else [_compare_table(rows)]
 
 
 def _complain(sentence: str) -> None:
@@ -151,8 +184,14 @@ def _exit_status(rows: Sequence[Row]) -> int:
 def options_in_words(options: Namespace) -> str:
     """The options that decide what is measured; of a path the last part, since rows are made to be shown around."""
     words = ["--quick"] if options.quick else []
-    if options.grid is not None:
-        heads, rows = (dict.fromkeys(str(pair[n]) for pair in options.grid) for n in (0, 1))
+    if options.op != DECODE:
+        words += ["--op", options.op]
+        words += ["--window", ",".join(map(str, options.window))] if options.window else []
+        for name, number in (("drafts", options.drafts), ("layers", options.layers)):
+            words += [f"--{name}", str(number)] if number else []
+    grid = parse_grid(DEFAULT_GRID) if options.grid == () and options.op == DECODE else options.grid
+    if grid:
+        heads, rows = (dict.fromkeys(str(pair[n]) for pair in grid) for n in (0, 1))
         words += ["--grid", f"{','.join(heads)}x{','.join(rows)}"]
     for name in ("backends", "workloads", "peers"):
         if getattr(options, name):
@@ -179,8 +218,12 @@ def _list_compare(options: Namespace, device: torch.device) -> int:
 def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
     """The points that were asked for; on a GPU a grid is what is run if nothing is asked for."""
     grid = options.grid
-    if grid is None and device.type == "cuda" and not options.workloads:
-        grid = parse_grid(QUICK_GRID if options.quick else DEFAULT_GRID)
+    if options.op != DECODE:
+        if options.workloads:
+            raise UsageError("--workloads belong to --op decode: operators with a window run on a grid. Pass --grid.")
+        grid = grid or parse_grid(_window_grid(options, device))
+    elif grid == () or (grid is None and device.type == "cuda" and not options.workloads):
+        grid = parse_grid(QUICK_GRID if options.quick and grid is None else DEFAULT_GRID)
     if grid is None:
         if options.dtype or options.state_dtype or options.layout:
             raise UsageError("--dtype, --state-dtype and --layout belong to --grid; models have theirs. Pass it too.")
@@ -195,6 +238,12 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
     if too_large:
         raise UsageError(f"--grid: the states of {too_large[0]} do not fit into the largest pool. Pass smaller sizes.")
     return points
+
+
+def _window_grid(options: Namespace, device: torch.device) -> str:
+    if device.type != "cuda":
+        return CPU_GRID
+    return (QUICK_GRIDS if options.quick else GRIDS)[str(options.op)]
 
 
 def _compare_table(rows: Sequence[Row]) -> Table:

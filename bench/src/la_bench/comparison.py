@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +21,7 @@ from la_bench.rows import SCHEMA, Accuracy, Result, Row, Status, WorkloadFacts
 from la_bench.tensors import DecodeCall
 from la_bench.timing import CopyProbe, Effort, Lap, Tick, Timing, spread
 from la_bench.variants import BASELINE, Variant
-from la_core import BackendUnavailable, DecodeProblem, UnsupportedByBackend, explain_choice
+from la_core import BackendUnavailable, DecodeProblem, UnsupportedByBackend, WindowProblem, explain_choice
 
 Say = Callable[[str, str], None]
 """Told which subject is being worked on, and what is done with it."""
@@ -66,6 +66,19 @@ class Subject(ABC):
     bytes_per_call: float
     problem: DecodeProblem
     padded: bool
+
+    @property
+    def asked(self) -> DecodeProblem | WindowProblem:
+        """The facts of a call for which rows say what `backend="auto"` runs."""
+        return self.problem
+
+    def bytes_of(self, variant: Variant) -> float:
+        """Fewest bytes that a call of a variant can move: as many as any, but for variants that do something else."""
+        return self.bytes_per_call
+
+    def rivals(self, variant: Variant) -> dict[str, str]:
+        """Names of other variants that the time of one is set against, by what they are."""
+        return {}
 
     @abstractmethod
     def start_judging(self) -> None:
@@ -143,7 +156,8 @@ class Comparison:
             result, accuracy = results.get(variant.name), self.checked.get(variant.name)
             what = (outcome.status, outcome.reason, result, choice, self.bench.environment, accuracy)
             watch = self.watches.get(variant.name)
-            rows.append(Row(SCHEMA, facts, variant.facts, *what, watch.kernels() if watch else None))
+            kernels = watch.kernels() if watch else None
+            rows.append(Row(SCHEMA, facts, variant.facts, *what, kernels, variant.places, variant.way_in_words))
         return rows
 
     def _judge(self, say: Say) -> None:
@@ -190,7 +204,7 @@ class Comparison:
                     watch.make_all(lap)
                 self.extra_bytes[variant.name] = self._extra_bytes(lap, calls.largest)
                 laps[variant.name] = lap
-                hosts[variant.name] = Lap([lap.calls[n] for n in calls.smallest], 0, lap.inside)
+                hosts[variant.name] = replace(lap, calls=[lap.calls[n] for n in calls.smallest], distinct=0)
             except Exception as reason:
                 self.outcomes[variant.name] = outcome_of(reason)
         say(name, "timing")
@@ -223,9 +237,13 @@ class Comparison:
             if name not in medians:
                 continue
             time, verdict = spread(self.timing.seconds[name]), self.verdicts[name]
-            line = roofline(self.subject.bytes_per_call, time.median, self.bench.copy.bytes, self.timing.copy_seconds)
+            line = roofline(
+                self.subject.bytes_of(variant), time.median, self.bench.copy.bytes, self.timing.copy_seconds
+            )
             host = spread(self.host[name]) if self.host.get(name) else None
             floor = floors.get(variant.facts.overlap)
+            rivals = self.subject.rivals(variant).items()
+            over = {role: time.median / medians[rival] for role, rival in rivals if rival in medians}
             results[name] = Result(
                 time_us=time.median * 1e6,
                 time_us_p20=time.p20 * 1e6,
@@ -249,6 +267,7 @@ class Comparison:
                 tiles=self.tiles.get(name),
                 sm_mhz=self.clocks.sm_mhz,
                 memory_mhz=self.clocks.memory_mhz,
+                time_over=over or None,
             )
         return results
 
@@ -264,4 +283,4 @@ def outcome_of(reason: Exception) -> Outcome:
 
 def auto_choice(subject: Subject) -> str:
     """What `backend="auto"` would run, with the reason for every other backend."""
-    return str(explain_choice(subject.problem))
+    return str(explain_choice(subject.asked))

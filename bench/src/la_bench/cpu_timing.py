@@ -22,6 +22,8 @@ def time_on_cpu(laps: Mapping[str, Lap], stride: int, copy: CopyProbe, effort: E
         lap = laps[name]
         part = lap.calls[position : position + stride]
         position = (position + stride) % len(lap.calls)
+        if lap.renew is not None:
+            lap.renew()
         with lap.inside():
             start = perf_counter()
             for call in part:
@@ -46,7 +48,7 @@ def time_on_cpu(laps: Mapping[str, Lap], stride: int, copy: CopyProbe, effort: E
         for name in laps:
             seconds = None if name in timing.errors else try_walk(name)
             if seconds is not None:
-                timing.seconds[name].append(seconds / stride)
+                timing.seconds[name].append(laps[name].per_unit(seconds, stride))
         timing.copy_seconds.append(time_copy())
         tick((number + 1) / rounds)
     return timing

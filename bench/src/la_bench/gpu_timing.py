@@ -59,7 +59,7 @@ class GraphTimer:
         rounds = effort.rounds(first)
         for number in range(rounds):
             for name, replay in replays.items():
-                timing.seconds[name].append(_seconds(replay) / len(laps[name].calls))
+                timing.seconds[name].append(_sample(laps[name], replay))
             timing.copy_seconds.append(_seconds(copy.run))
             tick((number + 1) / rounds)
         return timing
@@ -70,9 +70,9 @@ class GraphTimer:
         replays = self._capture_all(laps, timing.errors)
         for number in range(-1, rounds):
             for name, replay in replays.items():
-                seconds = _seconds(replay)
+                seconds = _sample(laps[name], replay)
                 if number >= 0:
-                    timing.seconds[name].append(seconds / len(laps[name].calls))
+                    timing.seconds[name].append(seconds)
         return timing
 
     def host(self, laps: Mapping[str, Lap]) -> dict[str, list[float]]:
@@ -139,6 +139,13 @@ def _record(lap: Lap, graph: torch.cuda.CUDAGraph) -> None:
     graph.capture_end()
 
 
+def _sample(lap: Lap, replay: Callable[[], None]) -> float:
+    """Seconds of one unit of a lap."""
+    if lap.renew is not None:
+        lap.renew()
+    return lap.per_unit(_seconds(replay), len(lap.calls))
+
+
 def _seconds(work: Callable[[], None]) -> float:
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -161,4 +168,4 @@ def _host_seconds(lap: Lap) -> float:
             call()
         seconds = perf_counter() - start
         torch.cuda.synchronize()
-    return seconds / HOST_CALLS
+    return lap.per_unit(seconds, HOST_CALLS)

@@ -112,11 +112,11 @@ HEAVY = {"torch-naive": 6.0, "ref": 8.0}
 """Times the bytes that others move."""
 
 
-def estimate_seconds(point: GridPoint, variants: Sequence[str], effort: Effort) -> float:
-    """About how long all variants take at a point."""
+def estimate_seconds(point: GridPoint, variants: Sequence[str], effort: Effort, *, launches: float = 1.0) -> float:
+    """About how long all variants take at a point; `launches` are those of a call, each about as long as a decode."""
     lap = point.calls * max(LEAST_CALL_S[point.device_type], 2 * point.state_bytes / BYTES_PER_S[point.device_type])
-    per_round = sum(lap * HEAVY.get(name, 1.0) for name in variants) + COPY_S
-    fixed = sum(FIXED_S + point.calls * CAPTURE_S + COMPILE_S.get(name, 0.0) for name in variants)
+    per_round = launches * sum(lap * HEAVY.get(name, 1.0) for name in variants) + COPY_S
+    fixed = sum(FIXED_S + launches * point.calls * CAPTURE_S + COMPILE_S.get(name, 0.0) for name in variants)
     return fixed + effort.rounds(per_round) * per_round
 
 

@@ -88,7 +88,7 @@ def host_bars(rows: Sequence[Row]) -> str | None:
         return None
     with _lanes(list(taken)) as (figure, axes):
         for lane, (name, values) in enumerate(taken.items()):
-            axes.barh(lane, spread(values).median, height=0.6, color=_colours(rows)[name])
+            axes.barh(lane, spread(values).median, height=0.6, color=variant_colours(rows)[name])
             axes.plot([min(values), max(values)], [lane, lane], color=TEXT, linewidth=1.2)
         axes.set_xlim(left=0)
         axes.set_xlabel("host time of a call (us)")
@@ -101,7 +101,7 @@ def accuracy_bars(rows: Sequence[Row]) -> str:
     with _lanes(names) as (figure, axes):
         for lane, name in enumerate(names):
             results = [result for row, result in ok_rows(rows) if row.backend.name == name]
-            colour = _colours(rows)[name]
+            colour = variant_colours(rows)[name]
             kinds = (([r.out_error for r in results], "o", colour), ([r.state_error for r in results], "D", "none"))
             for errors, marker, face in kinds:
                 # An exact result has no place on a logarithmic axis.
@@ -127,7 +127,7 @@ def _lanes(names: Sequence[str]) -> Iterator[tuple[Figure, Axes]]:
 
 
 def _draw_lines(axes: Axes, rows: Sequence[Row], heads: int, value: Callable[[Result], float]) -> None:
-    colours = _colours(rows)
+    colours = variant_colours(rows)
     backends = dict.fromkeys(_base(row.backend.name) for row, _ in ok_rows(rows) if row.backend.kind == "backend")
     markers = dict(zip(backends, cycle(MARKERS)))
     for name, colour in colours.items():
@@ -155,7 +155,7 @@ def _finish(figure: Figure, axes: Axes, rows: Sequence[Row]) -> None:
     figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=7)
 
 
-def _colours(rows: Sequence[Row]) -> dict[str, str]:
+def variant_colours(rows: Sequence[Row]) -> dict[str, str]:
     """A backend has the same colour with overlap and without, floors that of the text, peers one each."""
     facts = {row.backend.name: row.backend for row, _ in ok_rows(rows)}
     others = [name for name, one in facts.items() if one.kind != "floor" and name.partition("+")[0] not in COLOURS]

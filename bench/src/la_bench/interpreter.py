@@ -18,7 +18,9 @@ import torch
 from la_bench.peers.peer import PeerRefusal
 from la_bench.tensors import DecodeCall
 from la_bench.variants import BackendVariant
-from la_core import DecodeProblem, UnsupportedByBackend, decode
+from la_core import DecodeProblem, KVWindow, UnsupportedByBackend, decode
+from la_core.conformance.window_cases import WindowCase
+from la_core.conformance.window_inputs import WindowInputs
 
 INTERPRETERS = {"triton": ("Triton's interpreter", {"TRITON_INTERPRET": "1"})}
 """By backend: its interpreter, and what must be set before Python starts."""
@@ -26,6 +28,9 @@ INTERPRETERS = {"triton": ("Triton's interpreter", {"TRITON_INTERPRET": "1"})}
 MOST_STATES = 256
 """Heads x rows of a call that is judged: a light load, and one or two seconds."""
 
+
+READ = ("q", "k", "v", "s", "s_offsets", "decay_scales", "counts")
+"""Of the arguments of an operator with a window, those that come by these names."""
 
 END_SECONDS = 60
 """What a process may take to end by itself."""
@@ -40,6 +45,23 @@ class Interpreter:
 
     def run(self, call: DecodeCall) -> None:
         """Make the call there, and write what it left in memory to the call's own pool and output."""
+        tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales, call.out)
+        self._ask(tensors, {"s": call.s, "out": call.out})
+
+    def run_action(self, action: WindowInputs) -> None:
+        """The same for a call of an operator with a window."""
+        window = action.window
+        written = {"s": action.s, "window_k": window.k, "window_v": window.v}
+        written |= {"start": window.start, "length": window.length}
+        if action.out is not None:
+            written["out"] = action.out
+        case = action.case
+        read = {name: getattr(action, name) for name in READ if name != "s"}
+        case_facts = {"op": case.op, "L": case.L, "room": case.room}
+        self._ask({**read, **written, **case_facts}, written)
+
+    def _ask(self, message: object, written: dict[str, torch.Tensor]) -> None:
+        """Send a call there, and write what it left in memory to the tensors that it writes."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "la_bench.interpreter", self.backend],
@@ -50,9 +72,8 @@ class Interpreter:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales, call.out)
         try:
-            _send(process.stdin, tensors)
+            _send(process.stdin, message)
             reply = _receive(process.stdout)
         except OSError:
             reply = None
@@ -63,8 +84,8 @@ class Interpreter:
             raise UnsupportedByBackend(reply["refused"])
         if "error" in reply:
             raise RuntimeError(reply["error"])
-        for mine, theirs in ((call.s, reply["s"]), (call.out, reply["out"])):
-            _bytes(mine).copy_(_bytes(theirs))
+        for name, mine in written.items():
+            _bytes(mine).copy_(_bytes(reply[name]))
 
     def close(self) -> None:
         """End the process."""
@@ -103,6 +124,10 @@ class InterpretedVariant(BackendVariant):
         self._interpreter.run(call)
         return call.out
 
+    def run_action(self, action: WindowInputs) -> None:
+        """Make a call of an operator with a window."""
+        self._interpreter.run_action(action)
+
     def close(self) -> None:
         """See :class:`la_bench.variants.Variant`."""
         self._interpreter.close()
@@ -110,16 +135,36 @@ class InterpretedVariant(BackendVariant):
 
 def serve(backend: str, source: IO[bytes], target: IO[bytes]) -> None:
     """Make the calls that come in until there are no more."""
-    while (tensors := _receive(source)) is not None:
-        *arguments, out = tensors
+    while (message := _receive(source)) is not None:
         try:
-            decode(*arguments, out=out, backend=backend)
+            written = _make_action(message, backend) if isinstance(message, dict) else _make_call(message, backend)
         except UnsupportedByBackend as reason:
             _send(target, {"refused": str(reason)})
         except Exception as reason:
             _send(target, {"error": f"{type(reason).__name__}: {reason}"})
         else:
-            _send(target, {"s": arguments[3], "out": out})
+            _send(target, written)
+
+
+def _make_call(tensors: tuple[torch.Tensor, ...], backend: str) -> dict[str, torch.Tensor]:
+    *arguments, out = tensors
+    decode(*arguments, out=out, backend=backend)
+    return {"s": arguments[3], "out": out}
+
+
+def _make_action(message: dict[str, Any], backend: str) -> dict[str, torch.Tensor]:
+    from la_bench.window_variants import bind_action
+
+    action = WindowInputs(
+        case=WindowCase(message["op"], L=message["L"], room=message["room"]),
+        window=KVWindow(*(message[name] for name in ("window_k", "window_v", "start", "length"))),
+        out=message.get("out"),
+        buffers={},
+        **{name: message[name] for name in READ},
+    )
+    bind_action(action, backend)()
+    written = ("s", "window_k", "window_v", "start", "length", "out")
+    return {name: message[name] for name in written if name in message}
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

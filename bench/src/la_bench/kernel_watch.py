@@ -13,7 +13,7 @@ from time import perf_counter
 from la_bench.rows import KernelsMade
 from la_bench.timing import Lap, wait_for_gpu
 
-MODULES = ("decode_launch", "compiled_kernel_cache")
+MODULES = ("kernel_launch", "decode_launch", "compiled_kernel_cache")
 """Of a backend's package, where its `kernels_made` may be, and beside it `kernel_origins`."""
 
 

@@ -16,7 +16,9 @@ from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
 from la_bench.report_content import against_others, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
 from la_bench.report_text import KERNELS_MADE, count, listing, number, times
+from la_bench.report_window import TITLES, ratio_tables, setting, summary, time_tables, ways
 from la_bench.rows import Result, Row, ok_rows
+from la_bench.window_spec import WINDOW_OPS
 from la_core.backends.discover_backends import KNOWN_NAMES
 
 GRIDS = "grid*.jsonl"
@@ -63,12 +65,14 @@ def cards(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-def newest_grids(folder: Path, card: str) -> list[GridRun]:
-    """The runs of which some backend has none that is newer; by states, the newest first."""
+def newest_grids(folder: Path, card: str, op: str | None = None) -> list[GridRun]:
+    """The runs of decode, or of another operator, of which some backend has none that is newer; by states, the newest
+    first.
+    """
     runs = [
         GridRun(path.relative_to(folder).as_posix(), tuple(rows), ())
-        for path in sorted((folder / card).glob(f"*/{GRIDS}"))
-        if (rows := read_rows(path))[0].workload.grid
+        for path in sorted((folder / card).glob(f"*/{GRIDS if op is None else f'{op}*.jsonl'}"))
+        if (facts := (rows := read_rows(path))[0].workload).grid and facts.op == op
     ]
     newest: dict[tuple[str, tuple[str, str]], GridRun] = {}
     for run in sorted(runs, key=_age):
@@ -120,6 +124,9 @@ def card_page(folder: Path, card: str) -> str:
     blocks += _first_calls(newest_first_calls(folder, card))
     for run in runs:
         blocks += _grid_section(run)
+    for op in WINDOW_OPS:
+        for run in newest_grids(folder, card, op):
+            blocks += _window_section(run)
     head, rest = to_markdown(blocks).split("\n", 1)
     return f"{head}\n\n{WRITTEN_BY}\n{rest}"
 
@@ -196,6 +203,31 @@ def _grid_section(run: GridRun) -> list[Block]:
     return [*blocks, *notes(rows)[1:]]
 
 
+def _window_section(run: GridRun) -> list[Block]:
+    rows = run.rows
+    dtype, layout = run.states
+    which = f"{dtype} states, {layout}"
+    environment = rows[0].environment
+    depth = "A quick run of" if environment.quick else "A run of"
+    versions = listing([f"{name} {value}" for name, value in _versions(rows[0]) if value])
+    points = count(len({row.workload.name for row in rows}), "point")
+    blocks: list[Block] = [
+        Heading(2, f"{TITLES[rows[0].workload.op or '']}, {which}: {listing(run.newest_of)}"),
+        Paragraph(
+            f"{depth} {points} on {environment.machine}, {environment.utc[:10]}. {setting(rows[0])} {versions}. From "
+            f"{run.file}, the newest run of {listing(run.newest_of)}."
+        ),
+        *summary(rows),
+    ]
+    for title, table in (*ratio_tables(rows), *time_tables(rows)):
+        blocks += [Heading(3, f"{rows[0].workload.op}, {title}, {which}, {run.newest_of[0]}"), table]
+    host = host_table(rows)
+    if host is not None:
+        blocks += [Paragraph("Host time in microseconds, over the points with small calls:"), host]
+    blocks += [Paragraph("Relative L2 error against float64 in the worst (row, head):"), accuracy_table(rows)]
+    return [*blocks, *ways(rows)[1:], *notes(rows)[1:]]
+
+
 def _about(run: GridRun) -> str:
     facts, environment = run.rows[0].workload, run.rows[0].environment
     points = len({row.workload.name for row in run.rows})
@@ -242,8 +274,10 @@ def _age(run: GridRun) -> tuple[bool, str]:
 
 
 def _backends(rows: Sequence[Row]) -> list[str]:
-    """Backends with a time, whether with overlap or without."""
-    return list(dict.fromkeys(row.backend.name.partition("+")[0] for row, _ in ours(rows)))
+    """Backends with a time of the operator, whether with overlap or without."""
+    op = rows[0].workload.op
+    timed = (row for row, _ in ours(rows) if op is None or row.window is not None)
+    return list(dict.fromkeys(row.backend.name.partition("+")[0] for row in timed))
 
 
 def _preference(name: str) -> tuple[int, str]:

@@ -180,6 +180,8 @@ def _what_ran(entries: Sequence[dict[str, Any]]) -> str:
         timed = dict.fromkeys(entry["backend"]["name"] for entry in entries if entry["status"] == "ok")
         noun = "point" if entries[0]["workload"].get("grid") else "workload"
         depth = "quick: " if entries[0]["environment"]["quick"] else ""
+        op = entries[0]["workload"].get("op")
+        depth = f"{op}, {depth}" if op else depth
         dtypes = listing(sorted({entry["workload"]["state_dtype"] for entry in entries}))
         return f"{depth}{count(len(subjects), noun)}, {dtypes} states; timed: {listing(list(timed))}"
     if "first_ms" in entries[0]:

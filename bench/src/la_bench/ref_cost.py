@@ -11,7 +11,7 @@ import torch
 
 from la_bench.timing import Spread, Tick, part_of, spread
 from la_core import decode
-from la_ref.decode import BLOCK_BYTES
+from la_ref.blocks import BLOCK_BYTES
 
 B, H, SIZE = 64, 16, 128
 COLD_BATCHES = 11

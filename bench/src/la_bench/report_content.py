@@ -33,6 +33,14 @@ NARROW = 1.5
 
 HOST_CAPTION = "Host time of a call of the smallest batch: median over the workloads, and from the least to the most."
 
+CHOOSERS = {
+    None: "la_core.decode",
+    "deferred": "la_core.decode with a window",
+    "verify": "la_core.verify",
+    "commit": "la_core.commit_layers",
+}
+"""Who chooses a backend, by operator."""
+
 GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
 
 
@@ -181,10 +189,10 @@ def against_others(rows: Sequence[Row]) -> list[Block]:
         parts = []
         if speedups:
             best = _names(fastest_peer(rows, workload) for _, workload in speedups)
-            parts.append(f"{_range(speedups, times)} as fast as the best peer ({listing(best)})")
+            parts.append(f"{value_range(speedups, times)} as fast as the best peer ({listing(best)})")
         if shares:
             overlap = " with overlap" if mine[0][0].backend.overlap else ""
-            parts.append(f"at {_range(shares, percent)} of the in-place floor{overlap}")
+            parts.append(f"at {value_range(shares, percent)} of the in-place floor{overlap}")
         if parts:
             blocks.append(Paragraph(f"{backend} is {' and '.join(parts)}."))
     return blocks
@@ -200,7 +208,7 @@ def fastest_peer(rows: Sequence[Row], workload: str) -> str:
     return min(timed)[1] if timed else "-"
 
 
-def _range(values: Sequence[tuple[float, str]], words: Callable[[float], str]) -> str:
+def value_range(values: Sequence[tuple[float, str]], words: Callable[[float], str]) -> str:
     """`low (where) to high (where)`, or one of them where both read the same."""
     (low, first), (high, last) = min(values), max(values)
     return words(low) if words(low) == words(high) else f"{words(low)} ({first}) to {words(high)} ({last})"
@@ -344,7 +352,7 @@ def not_run(rows: Sequence[Row]) -> list[Block]:
     for row in rows:
         if row.workload.name not in choices.setdefault(row.auto_choice, []):
             choices[row.auto_choice].append(row.workload.name)
-    blocks.append(Paragraph("What la_core.decode chooses by itself here:"))
+    blocks.append(Paragraph(f"What {CHOOSERS[rows[0].workload.op]} chooses by itself here:"))
     blocks.append(
         Bullets(tuple(("all" if names == everything else listing(names), choice) for choice, names in choices.items()))
     )

@@ -101,13 +101,17 @@ def _best_by_states(rows: Sequence[Row]) -> list[Block]:
     return [Paragraph(words), Table(columns, tuple(lines), text_columns=3)]
 
 
-def time_table(rows: Sequence[Row]) -> Table:
-    """Times of one number of heads: a line for each B, a column for each variant that was tried."""
+def time_table(rows: Sequence[Row], copy_floor_of: Sequence[Row] = ()) -> Table:
+    """Times of one number of heads: a line for each B, a column for each variant that was tried.
+
+    The copy floor is that of the first of some rows, or of all, at a point: it follows the bytes of a call.
+    """
     names = _tried(rows)
     lines = []
     for rows_of_point in _by_batch(rows):
         by_name = {row.backend.name: row for row in rows_of_point}
-        floors = [result.copy_floor_us for _, result in ok_rows(rows_of_point)]
+        chosen = [row for row in copy_floor_of if row.workload.name == rows_of_point[0].workload.name]
+        floors = [result.copy_floor_us for _, result in ok_rows(chosen or rows_of_point)]
         copy_floor = number(floors[0]) if floors else "-"
         lines.append((str(_batch(rows_of_point)), copy_floor, *(_time(by_name.get(name)) for name in names)))
     return Table(("B", "copy floor", *names), tuple(lines))

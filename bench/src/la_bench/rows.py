@@ -27,6 +27,17 @@ class WorkloadFacts:
     """What was run. Sizes, dtypes and layout as in :class:`la_core.DecodeProblem`; byte counts are per call.
 
     `grid` marks a point of a grid of sizes, which belongs to no model.
+
+    Attributes
+    ----------
+    op
+        What was measured, if not decode: `deferred`, `verify` or `commit`.
+    drafts, layers
+        Draft tokens of a row; layers that share a launch. None for decode and deferred.
+    accepted
+        How the drafts that are accepted were drawn.
+    floor_dtype
+        Of the states of the in-place floor, where it is a yardstick that does not follow `state_dtype`.
     """
 
     name: str
@@ -51,6 +62,11 @@ class WorkloadFacts:
     bytes_per_call: float
     reuse_bytes: int
     grid: bool = False
+    op: str | None = None
+    drafts: int | None = None
+    layers: int | None = None
+    accepted: str | None = None
+    floor_dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ class Result:
         What the largest call ran with; None where nobody can tell.
     sm_mhz, memory_mhz
         Clocks of the GPU directly after the samples; None on a CPU, where the card does not say, and in older rows.
+    time_over
+        This one's time over that of others in the same rounds, by what they are: see :mod:`la_bench.report_window`.
     """
 
     time_us: float
@@ -119,6 +137,7 @@ class Result:
     tiles: str | None
     sm_mhz: int | None = None
     memory_mhz: int | None = None
+    time_over: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +171,8 @@ class Row:
     """A backend on a workload.
 
     `result` is there exactly if `status` is `ok`, `reason` exactly if it is not, `accuracy` exactly if it is `checked`.
-    `kernels` is None where nobody can tell, and in older rows.
+    `kernels` is None where nobody can tell, and in older rows. `window` is the places of the window that was used, None
+    without one, and `way` what was done with it, in words.
     """
 
     schema: int
@@ -165,6 +185,8 @@ class Row:
     environment: Environment
     accuracy: Accuracy | None = None
     kernels: KernelsMade | None = None
+    window: int | None = None
+    way: str | None = None
 
 
 def to_json_lines(rows: Iterable[Row]) -> str:
@@ -196,12 +218,13 @@ def _to_dict(row: Row) -> dict[str, Any]:
     """All fields, but for those that came later and are not known: old rows stay as they were."""
     data = _without_later(row, asdict(row))
     data["environment"] = _without_later(row.environment, data["environment"])
+    data["workload"] = _without_later(row.workload, data["workload"])
     if row.result is not None:
         data["result"] = _without_later(row.result, data["result"])
     return data
 
 
-def _without_later(holder: Row | Environment | Result, data: dict[str, Any]) -> dict[str, Any]:
+def _without_later(holder: Row | Environment | Result | WorkloadFacts, data: dict[str, Any]) -> dict[str, Any]:
     later = [field.name for field in fields(holder) if field.default is None]
     return {name: value for name, value in data.items() if value is not None or name not in later}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,18 +43,31 @@ class GridTensors:
 
     def lap(self, point: GridPoint) -> list[DecodeCall]:
         """The calls of a point: slots in random order, none twice until all had their turn."""
-        B, H = point.B, point.H
-        q, k, v, out = (t[: B * H * SIZE].view(B, H, SIZE) for t in (self._q, self._k, self._v, self._out))
-        decays = torch.logspace(-1.7, 0, H, device=self.device)
-        pool = self._pool[: point.chunks * point.elements].view(-1, SIZE, SIZE)
-        if point.layout == "kv":
-            pool = pool.transpose(1, 2)
-        order = torch.randperm(point.slots, generator=self._random).int().view(point.chunks, B)
-        # Rows of a multiple of 16 bytes: some kernels take no other offsets.
-        table = torch.zeros(point.chunks, -(-B // 4) * 4, dtype=torch.int32, device=self.device)
-        table[:, :B] = order.to(self.device)
+        B = point.B
+        q, k, v, out = self.tokens(point)
+        decays = torch.logspace(-1.7, 0, point.H, device=self.device)
+        pool = self.pool(point, point.chunks * point.elements)
+        table = self.offsets(B, point.chunks)
         chunks = [n % point.chunks for n in range(point.calls)]
-        return [DecodeCall(q, k, v, pool, table[n, :B], decays, out, window=n * B) for n in chunks]
+        return [DecodeCall(q, k, v, pool, table[n], decays, out, window=n * B) for n in chunks]
+
+    def tokens(self, point: GridPoint) -> tuple[torch.Tensor, ...]:
+        """q, k, v and out of a call of decode."""
+        shape = point.B, point.H, SIZE
+        return tuple(t[: math.prod(shape)].view(shape) for t in (self._q, self._k, self._v, self._out))
+
+    def pool(self, point: GridPoint, elements: int) -> torch.Tensor:
+        """So many values of the pool as states [P*H, V, K], in the layout of a point."""
+        pool = self._pool[:elements].view(-1, SIZE, SIZE)
+        return pool.transpose(1, 2) if point.layout == "kv" else pool
+
+    def offsets(self, B: int, chunks: int) -> torch.Tensor:
+        """All slots of so many chunks in random order, [chunks, B]."""
+        order = torch.randperm(chunks * B, generator=self._random).int().view(chunks, B)
+        # Rows of a multiple of 16 bytes: some kernels take no other offsets.
+        table = torch.zeros(chunks, -(-B // 4) * 4, dtype=torch.int32, device=self.device)
+        table[:, :B] = order.to(self.device)
+        return table[:, :B]
 
     def _normal(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Random numbers of order 1; beyond `PERIOD` of them they repeat."""

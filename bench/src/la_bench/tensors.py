@@ -52,6 +52,10 @@ class DecodeCall:
             return replace(self, s=self.s.view(rows, k_size, v_size).transpose(1, 2))
         return replace(self, s=self.s.transpose(1, 2).view(rows, v_size, k_size))
 
+    def for_floor(self) -> DecodeCall:
+        """The call whose states the in-place floor multiplies."""
+        return self
+
     def without_pool(self) -> DecodeCall:
         """The call on the states [B*H, V, K] of its window."""
         rows, heads = self.q.shape[0], self.decay_scales.shape[0]

@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from la_bench.report_text import count
-from la_core import DecodeProblem
+from la_core import DecodeProblem, WindowProblem
 
 SHAPE = ("block_v", "num_warps")
 
@@ -33,11 +33,14 @@ def plain_tiles(tiles: Hashable) -> object:
     return asdict(tiles) if is_dataclass(tiles) and not isinstance(tiles, type) else str(tiles)
 
 
-def chosen_tiles(package: str, problem: DecodeProblem) -> str | None:
-    """What `choose_decode_tiles` of a backend's package says; None for a package without one."""
+def chosen_tiles(package: str, problem: DecodeProblem | WindowProblem) -> str | None:
+    """What `choose_decode_tiles` of a backend's package says, or `choose_window_tiles` of a problem with a window; None
+    for a package without one.
+    """
+    kind = "window" if isinstance(problem, WindowProblem) else "decode"
     try:
-        module: Any = importlib.import_module(f"{package}.decode_tiles")
+        module: Any = importlib.import_module(f"{package}.{kind}_tiles")
     except ImportError:
         return None
-    choose = getattr(module, "choose_decode_tiles", None)
+    choose = getattr(module, f"choose_{kind}_tiles", None)
     return None if choose is None else show_tiles(choose(problem))

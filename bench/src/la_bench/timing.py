@@ -25,11 +25,21 @@ class Lap:
         The first calls, which among them compile and allocate whatever the others need.
     inside
         Makes the context that all calls run in.
+    per_call
+        Units that one call stands for, where a time is that of a unit: layers of a call, or a part of a step.
+    renew
+        Called before each sample and not timed: draws what a real load would bring anew.
     """
 
     calls: Sequence[Bound]
     distinct: int
     inside: Callable[[], AbstractContextManager[None]] = nullcontext
+    per_call: float = 1.0
+    renew: Bound | None = None
+
+    def per_unit(self, seconds: float, calls: int) -> float:
+        """Seconds of one unit, from those of so many calls."""
+        return seconds / (calls * self.per_call)
 
 
 Tick = Callable[[float], None]

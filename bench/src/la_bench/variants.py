@@ -52,11 +52,17 @@ class Variant(ABC):
         Why it is judged and not timed; None if it is timed.
     watch
         Counts the kernels that are made for the present subject; None where nobody can tell.
+    places
+        Of the window that it uses; None without one.
+    way_in_words
+        What it does, where that is not a call of decode.
     """
 
     facts: BackendFacts
     untimed: str | None = None
     watch: KernelWatch | None = None
+    places: int | None = None
+    way_in_words: str | None = None
 
     @property
     def name(self) -> str:
@@ -182,6 +188,7 @@ class FloorVariant(Variant):
 
     def _bind(self, call: DecodeCall, tiles: object) -> Bound:
         assert isinstance(tiles, self._floor.FloorTiles)
+        call = call.for_floor()
         return self._floor.bind_floor(call.s, call.s_offsets, call.decay_scales.shape[0], tiles, self.facts.overlap)
 
 

@@ -11,6 +11,7 @@ from la_bench.report_blocks import Plot, to_markdown
 from la_bench.report_content import report_blocks
 from la_bench.report_grid import grid_blocks
 from la_bench.report_html import to_html, to_svg_file
+from la_bench.report_window import window_blocks
 from la_bench.rows import Row, to_json_lines
 
 ROWS = "rows.jsonl"
@@ -19,7 +20,10 @@ ROWS = "rows.jsonl"
 
 def render_report(rows: Sequence[Row]) -> dict[str, str]:
     """Contents by file name: `report.md` with its plots as SVG files, `report.html` and `rows.jsonl`."""
-    blocks = grid_blocks(rows) if rows and rows[0].workload.grid else report_blocks(rows)
+    if rows and rows[0].workload.op is not None:
+        blocks = window_blocks(rows)
+    else:
+        blocks = grid_blocks(rows) if rows and rows[0].workload.grid else report_blocks(rows)
     files = {"report.md": to_markdown(blocks), "report.html": to_html(blocks), ROWS: to_json_lines(rows)}
     files.update({f"{block.name}.svg": to_svg_file(block) for block in blocks if isinstance(block, Plot)})
     return files
