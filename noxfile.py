@@ -68,7 +68,7 @@ def shared_python(session: nox.Session) -> str:
 def tests(session: nox.Session) -> None:
     """The whole conformance suite on every installed backend, and the tests of each package.
 
-    On Linux la-triton's suite runs first, on CPU tensors under Triton's interpreter.
+    On Linux la-triton's suite runs first, on CPU tensors under Triton's interpreter; of many alike tests, one in six.
     Arguments go to pytest, and there is one run then: nox -s tests -- shared_tests --backend NAME
     """
     python = shared_python(session)
@@ -78,7 +78,7 @@ def tests(session: nox.Session) -> None:
     if sys.platform == "linux":
         session.run(
             *(python, "-m", "pytest", "shared_tests", "packages/la-triton"),
-            *("--backend", "triton", "--require-backend", "triton"),
+            *("--backend", "triton", "--require-backend", "triton", "--sample", "6"),
             env={"TRITON_INTERPRET": "1"},
             external=True,
         )
@@ -227,7 +227,7 @@ if "--prebuilt" in sys.argv:
     assert prebuilt_kernels.refusal(problem) is None
     for aligned in (True, False):
         key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
-        assert callable(compiled_kernel_cache.compiled_decode(key))
+        assert callable(compiled_kernel_cache.compiled_kernel(key))
     assert compiled_kernel_cache.kernel_origins() == {"prebuilt": 2}
     assert "cutlass" not in sys.modules
 """,
