@@ -17,7 +17,7 @@ from la_core.conformance.window_target import WindowTarget
 from la_core.spec.window_problem import WindowOp
 from la_triton.backend import INTERPRETED, backend
 from la_triton.decode_tiles import next_power_of_two
-from la_triton.window_tiles import WindowTiles, candidate_window_tiles, choose_window_tiles
+from la_triton.window_tiles import WindowTiles, candidate_window_tiles, choose_window_tiles, padded_k
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 SIZES = (1, 16, 24, 64, 80, 96, 128, 200, 256)
@@ -51,7 +51,7 @@ def test_one_tile_serves_all_batches(op: WindowOp, state_layout: str) -> None:
             tiles = choose_window_tiles(problem)
             assert 1 <= tiles.block_v <= next_power_of_two(v_size)
             assert tiles.block_v & (tiles.block_v - 1) == 0
-            assert tiles.inner_k <= next_power_of_two(k_size)
+            assert tiles.inner_k <= padded_k(k_size)
             chosen.add(tiles)
         assert len(chosen) == 1
 
@@ -86,6 +86,19 @@ def test_refusals() -> None:
         assert backend.refusal(_problem(op)) is None
         old = _problem(op, arch=(7, 5))
         assert backend.refusal(old) == "needs compute capability 8.0 or newer, got 7.5"
+
+
+@compiled
+@pytest.mark.parametrize("op", OPS)
+def test_the_smallest_sizes_compile(op: WindowOp) -> None:
+    """Triton 3.6 refuses some masks on an axis of one element."""
+    from la_triton.window_compile import compile_window, window_compile_key, window_constants
+
+    for k_size, v_size in ((1, 1), (1, 64), (64, 1)):
+        problem = _problem(op) if op == "advance" else replace(_problem(op), K=k_size, V=v_size)
+        key = window_compile_key(problem, 90, choose_window_tiles(problem), aligned=True)
+        assert window_constants(key).get("BLOCK_K", 2) >= 2
+        assert compile_window(key).asm["cubin"]
 
 
 QUALITY = [

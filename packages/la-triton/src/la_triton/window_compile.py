@@ -16,7 +16,7 @@ from la_triton.kernel_compile import compile_kernel
 from la_triton.kernel_parts import ROWS_PER_Z
 from la_triton.verify_kernel import verify_kernel
 from la_triton.window_decode_kernel import window_decode_kernel
-from la_triton.window_tiles import CURSOR_ROWS, WindowTiles
+from la_triton.window_tiles import CURSOR_ROWS, WindowTiles, padded_k
 
 KERNELS: dict[WindowOp, Any] = {
     "decode_window": window_decode_kernel,
@@ -84,7 +84,7 @@ def window_constants(key: WindowCompileKey, *, emulate_rounding: bool = False) -
         "K": key.K,
         "V": key.V,
         "PLACES": key.places,
-        "BLOCK_K": next_power_of_two(max(1, key.K)),
+        "BLOCK_K": padded_k(max(1, key.K)),
         "INNER_K": key.tiles.inner_k,
         "BLOCK_V": key.tiles.block_v,
         "K_CONTIGUOUS": key.state_layout == "vk",

@@ -13,7 +13,7 @@ from la_core.spec.window_problem import WindowProblem
 from la_triton.decode_tiles import next_power_of_two
 from la_triton.kernel_launch import KernelLaunch, grid_of_rows, launch_of, lock
 from la_triton.window_compile import KERNELS, WindowCompileKey, compile_window, window_compile_key, window_constants
-from la_triton.window_tiles import CURSOR_ROWS, WindowTiles, choose_window_tiles
+from la_triton.window_tiles import CURSOR_ROWS, WindowTiles, choose_window_tiles, padded_k
 
 
 class WindowCall(NamedTuple):
@@ -146,7 +146,7 @@ def interpret_window(problem: WindowProblem, call: WindowCall, tiles: WindowTile
     import numpy
 
     if tiles is None:
-        inner = next_power_of_two(max(1, problem.K)) if problem.state_layout == "vk" else 1
+        inner = padded_k(max(1, problem.K)) if problem.state_layout == "vk" else 1
         tiles = WindowTiles(next_power_of_two(max(1, problem.V)), 1, inner)
     key = window_compile_key(problem, 0, tiles, aligned=False)
     # Infinities and NaN are values like others.

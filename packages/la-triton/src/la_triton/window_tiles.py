@@ -13,6 +13,9 @@ LINE_BYTES = 128
 WINDOW_ELEMENTS = 64
 """Most keys of a window in one thread, in registers."""
 
+LEAST_K = 2
+"""Elements of K in a program at least: Triton 3.6 does not compile an axis of one next to a mask on it."""
+
 CURSOR_ROWS = 128
 """Rows in one program of `advance`."""
 
@@ -69,9 +72,14 @@ def candidate_window_tiles(problem: WindowProblem) -> tuple[WindowTiles, ...]:
     return tuple(dict.fromkeys(tiles))
 
 
+def padded_k(K: int) -> int:
+    """Elements of K in a program, of which those behind K are masked."""
+    return max(LEAST_K, next_power_of_two(K))
+
+
 def decode_window_tiles(problem: WindowProblem, block_v: int, num_warps: int, inner: int | None = None) -> WindowTiles:
     """Tiles near the asked ones that fit a problem's sizes: no larger than V, no more keys in a thread than allowed."""
-    block_k = next_power_of_two(problem.K)
+    block_k = padded_k(problem.K)
     block_v = min(block_v, next_power_of_two(problem.V))
     elements = max(next_power_of_two(problem.N), block_v) * block_k
     num_warps = min(8, max(num_warps, elements // (32 * WINDOW_ELEMENTS)))
@@ -80,14 +88,14 @@ def decode_window_tiles(problem: WindowProblem, block_v: int, num_warps: int, in
 
 def _large_tiles(problem: WindowProblem, inner: int, elements: int) -> WindowTiles:
     """Programs of eight warps, with so many values of a state in a thread as far as V allows."""
-    block_k = next_power_of_two(problem.K)
+    block_k = padded_k(problem.K)
     num_warps = 8
     rows = max(1, num_warps * 32 * elements // block_k)
     return WindowTiles(min(rows, next_power_of_two(problem.V)), num_warps, _inner(problem, inner))
 
 
 def _inner(problem: WindowProblem, inner: int) -> int:
-    return min(next_power_of_two(inner), next_power_of_two(problem.K)) if problem.state_layout == "vk" else 1
+    return min(next_power_of_two(inner), padded_k(problem.K)) if problem.state_layout == "vk" else 1
 
 
 def _bytes(problem: WindowProblem) -> int:
