@@ -242,9 +242,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     diff.add_argument(
         "--resolution",
         type=_positive,
-        default=1.5,
+        default=1.0,
         metavar="PERCENT",
-        help="an interval spans at least this share of the median to both sides (default: 1.5)",
+        help="an interval spans at least this share of the median to both sides (default: 1)",
     )
     diff.add_argument("--any-machine", action="store_true", help="also if the runs come from two machines")
 

@@ -15,12 +15,12 @@ from la_bench.report_text import STATUS_WORDS, listing, number, span, times
 from la_bench.rows import Result, Row, cut_off, from_json_lines, ok_rows
 from la_bench.timing import spread
 
-RESOLUTION = 0.015
+RESOLUTION = 0.01
 """Half of what an interval spans at least, as a share of the median.
 
-One process repeats itself to 0.3 % on a GPU, but the next one may place memory otherwise, or get another card: between
-two runs on one H200, an hour apart, unchanged kernels moved by up to 1.4 % (28 points of SGLang's decode and of the
-in-place floor), and between two runs of unchanged kernels on two H200s by up to 2.2 % (8 points of all variants).
+One process repeats itself to 0.3 % on a GPU, but the next one may place memory otherwise: between two runs on one H200,
+an hour apart, unchanged kernels moved by up to 1.4 % (28 points of SGLang's decode and of the in-place floor). Runs that
+need not be on the same card can differ by more: those in the records of 2026-11-30 do.
 """
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TIME NOW"]
