@@ -19,8 +19,8 @@ RESOLUTION = 0.01
 """Half of what an interval spans at least, as a share of the median.
 
 One process repeats itself to 0.3 % on a GPU, but the next one may place memory otherwise: between two runs on one H200,
-an hour apart, unchanged kernels moved by up to 1.4 % (28 points of SGLang's decode and of the in-place floor). Runs that
-need not be on the same card can differ by more: those in the records of 2026-11-30 do.
+an hour apart, unchanged kernels moved by up to 1.4 % (28 points of SGLang's decode and of the in-place floor). Runs
+that need not be on the same card can differ by more: those in the records of 2026-11-30 do.
 """
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TIME NOW"]
