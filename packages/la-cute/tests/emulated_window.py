@@ -37,17 +37,18 @@ def window_parameters(key: Key, arguments: Arguments, numbers: tuple[Any, ...]) 
     """The parameters of a kernel, as of :func:`emulated_kernel.kernel_parameters`; without a tensor there is none."""
     tensors = [_tensor(name, placed) for name, placed in arguments.items()]
     if key.op == "advance":
-        return [*tensors, *(pack(("i4", number)) for number in numbers)]
-    H, G = arguments["window_v"].shape[2], arguments["window_k"].shape[2]
+        accepted, places, room, clears = numbers
+        return [*tensors, pack(("i4", accepted)), *divisor(places), pack(("i4", room)), pack(("i4", clears))]
+    H, G, N = arguments["window_v"].shape[2], *arguments["window_k"].shape[2:0:-1]
     slot_stride = pack(("i8", H * arguments["s"].strides[0]))
     if key.op == "commit":
         accepted, room, _, *layer_strides = numbers
         return [
             *(*tensors, pack(("i4", accepted)), pack(("i4", room)), slot_stride),
             *(pack(("i8", stride)) for stride in layer_strides),
-            *(*divisor(H), *divisor(H // G)),
+            *(*divisor(H), *divisor(H // G), *divisor(N)),
         ]
-    return [*tensors, pack(("f4", numbers[0])), slot_stride, *divisor(H // G)]
+    return [*tensors, pack(("f4", numbers[0])), slot_stride, *divisor(H // G), *divisor(N)]
 
 
 def _tensor(name: str, placed: Placed) -> Array:

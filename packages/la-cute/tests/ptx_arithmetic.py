@@ -170,6 +170,7 @@ ARITHMETIC: dict[str, tuple[str, Callable[..., Array]]] = {
     "selp.b32": ("b32 b32 b32 pred", _select),
     "selp.b64": ("b64 b64 b64 pred", _select),
     "selp.f32": ("f32 f32 f32 pred", _select),
+    "setp.neu.f32": ("pred f32 f32", operator.ne),
     **{
         f"setp.{name}.{kind}": (f"pred {kind} {kind}", getattr(operator, name))
         for name, kinds in _COMPARED.items()

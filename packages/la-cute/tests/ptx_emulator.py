@@ -270,6 +270,8 @@ class _Run:
             self.early[self.active] = False
         elif opcode in ("griddepcontrol.launch_dependents", "fence.acq_rel.gpu"):
             pass  # When the next kernel starts, and what it sees, is of no concern to this one.
+        elif opcode == "prefetch.global.L2":
+            pass  # Reads nothing that the kernel sees.
         elif access := re.match(r"(ld|st)\.(param|global|shared)(?:\.L2::cache_hint)?(?:\.v[24])?\.(\w+)$", opcode):
             self._access(access[1], access[2], access[3], operands)
         else:

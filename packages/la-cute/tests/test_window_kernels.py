@@ -70,7 +70,7 @@ def test_the_threads_of_every_tile_cover_a_state_its_output_and_the_window_once(
         if tiles.eviction:
             continue
         vector, lanes, repeats, lines, passes = window_threads(K, state_dtype, state_layout, tiles)
-        assert vector * repeats * passes <= 64
+        assert vector * repeats * passes * state_dtype.itemsize <= 4 * 64
         thread = torch.arange(32 * tiles.num_warps)
         lane, warp = thread % 32, thread // 32
         own, line = lane % lanes, (warp * lines + lane // lanes) * passes
@@ -116,7 +116,7 @@ def test_tiles_are_few_and_all_sum_in_one_order(state_layout: StateLayout, op: W
             threads = window_threads(K, state_dtype, state_layout, tiles)
             share = 0 if state_layout == "vk" else tiles.num_warps
             orders.add((threads.vector, threads.lanes, threads.repeats, share))
-        assert len(chosen) <= 4
+        assert len(chosen) <= 5
         assert len(orders) == 1
 
 

@@ -153,6 +153,7 @@ def commit_kernel(
     v_layer: Int64,
     heads: cute.FastDivmodDivisorV2,  # H
     group: cute.FastDivmodDivisorV2,  # H // G
+    ring: cute.FastDivmodDivisorV2,  # N
     spec: cutlass.Constexpr,
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
@@ -168,7 +169,7 @@ def commit_kernel(
     if row < s_offsets.shape[0]:
         slot, slots, places = Int64(s_offsets[row]), Int64(window_k.shape[0]), window_k.shape[1]
         live = (slot >= 0) & (slot < slots)
-        oldest, pending = read_cursors(start, length, slot, live, places)
+        oldest, pending = read_cursors(start, length, slot, live, ring)
         brought = accepted_of_all
         if const_expr(accepted is not None):
             brought = limited(accepted, row, places)
@@ -198,19 +199,19 @@ def commit_kernel(
             r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
             r_F = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), Float32)
             g_rows = g_wv + cute.assume(start_v, divby=spec.rows_of_block)
-            ring = (g_wk, g_rows, window_k.stride[1], window_v.stride[1], oldest, count, places)
+            tokens = (g_wk, g_rows, window_k.stride[1], window_v.stride[1], oldest, count, places)
             p_k, p_v = s_k.iterator, s_v.iterator
             for tile in cutlass.range(spec.tiles.tiles_of_block, unroll=1):
                 g_tile = g_S + cute.assume(tile * tile_step, divby=tile_step)
                 load_states(g_tile, r_S, live, spec)
                 # With few tokens they stay where they are for all tiles.
                 if (tile == 0) | (count > spec.tokens_at_once):
-                    _move_tokens(*ring, Int32(0), slope, p_k, p_v, thread, spec)
+                    _move_tokens(*tokens, Int32(0), slope, p_k, p_v, thread, spec)
                 widen_states(r_S, r_F, decay(slope, count), spec)
                 p_tile = p_v + cute.assume(tile * spec.tiles.block_v, divby=spec.tiles.block_v) + i_v
                 _add_tokens(r_F, p_k + i_k, p_tile, cutlass.min(count, spec.tokens_at_once), spec)
                 for begin in cutlass.range(spec.tokens_at_once, count, spec.tokens_at_once, unroll=1):
-                    _move_tokens(*ring, begin, slope, p_k, p_v, thread, spec)
+                    _move_tokens(*tokens, begin, slope, p_k, p_v, thread, spec)
                     here = cutlass.min(count - begin, spec.tokens_at_once)
                     _add_tokens(r_F, p_k + i_k, p_tile, here, spec)
                 store_states_rounded(r_F, g_tile, live, spec)
@@ -238,7 +239,8 @@ def launch(
     """Launch the kernel of `spec` on a stream; arguments as in the kernel."""
     heads, rows = window_v.shape[2], s_offsets.shape[0]
     slot_stride = Int64(heads) * s.stride[0]
-    divisors = cute.FastDivmodDivisorV2(heads), cute.FastDivmodDivisorV2(heads // window_k.shape[2])
+    counts = heads, heads // window_k.shape[2], window_k.shape[1]
+    divisors = [cute.FastDivmodDivisorV2(count) for count in counts]
     arguments = (s_offsets, s, decay_scales, window_k, window_v, start, length, accepted, accepted_of_all, room)
     commit_kernel(*arguments, slot_stride, s_layer, k_layer, v_layer, *divisors, spec).launch(
         grid=(layers * heads * spec.blocks, cutlass.min(rows, ROWS_PER_Z), (rows + ROWS_PER_Z - 1) // ROWS_PER_Z),

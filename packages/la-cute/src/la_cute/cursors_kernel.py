@@ -26,7 +26,7 @@ def cursors_kernel(
     length: cute.Tensor,  # [P] int32
     accepted: cute.Tensor | None,  # [B]
     accepted_of_all: Int32,  # without that tensor
-    places: Int32,
+    ring: cute.FastDivmodDivisorV2,  # N
     room: Int32,
     clears: Int32,  # 1 for clear, 0 for advance
 ):
@@ -35,9 +35,9 @@ def cursors_kernel(
     block, _, _ = cute.arch.block_idx()
     row = block * THREADS + thread
     if row < s_offsets.shape[0]:
-        slot = Int64(s_offsets[row])
+        slot, places = Int64(s_offsets[row]), Int32(ring.divisor)
         if (slot >= 0) & (slot < Int64(start.shape[0])):
-            oldest, pending = read_cursors(start, length, slot, cutlass.Boolean(True), places)
+            oldest, pending = read_cursors(start, length, slot, cutlass.Boolean(True), ring)
             if clears != 0:
                 if pending + room > places:
                     behind = oldest + pending
@@ -68,7 +68,7 @@ def launch(
     stream,
 ):
     """Launch the kernel on a stream; arguments as in the kernel."""
-    arguments = (s_offsets, start, length, accepted, accepted_of_all, places, room, clears)
-    cursors_kernel(*arguments).launch(
+    arguments = (s_offsets, start, length, accepted, accepted_of_all)
+    cursors_kernel(*arguments, cute.FastDivmodDivisorV2(places), room, clears).launch(
         grid=((s_offsets.shape[0] + THREADS - 1) // THREADS, 1, 1), block=(THREADS, 1, 1), stream=stream
     )

@@ -3,7 +3,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 ROWS_PER_Z = 32768
 """Rows on the second axis of the grid, which holds at most 65,535 blocks; the rest goes to the third."""
@@ -40,6 +40,24 @@ def store_run(values: cute.Tensor, target: cute.Pointer, bits: cutlass.Constexpr
 
 
 @cute.jit
+def widen(values: cute.Tensor, widened: cute.Tensor, zero: Uint32 | None = None):
+    """`widened = values` in float32, of registers one behind the other.
+
+    A pair of bfloat16 is widened by two instructions; the compiler takes three for elements one by one. With a `zero`
+    that it cannot know to be one, it widens them where this stands, and does not keep what it has widened before.
+    """
+    if const_expr(values.element_type is cutlass.BFloat16 and cute.size(values) % 2 == 0):
+        pairs, bits = cute.recast_tensor(values, Uint32), cute.recast_tensor(widened, Uint32)
+        for n in range_constexpr(cute.size(pairs)):
+            pair = pairs[n] if const_expr(zero is None) else pairs[n] ^ zero
+            bits[2 * n] = pair << Uint32(16)
+            bits[2 * n + 1] = pair & Uint32(0xFFFF0000)
+    else:
+        for n in range_constexpr(cute.size(values)):
+            widened[n] = values[n].to(Float32)
+
+
+@cute.jit
 def load_pieces(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
     """Load q, k or v side by side in the dtype of `values`: up to 4 elements at a time."""
     count = const_expr(min(spec.io_piece, cute.size(values)))
@@ -47,8 +65,12 @@ def load_pieces(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constex
     for i in range_constexpr(cute.size(values) // count):
         raw = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
         load_run(source + i * count, raw, bits)
-        for n in range_constexpr(count):
-            values[i * count + n] = raw[n].to(values.element_type)
+        if const_expr(values.element_type is Float32):
+            piece = cute.make_tensor(values.iterator + i * count, raw.layout)
+            widen(raw, piece)
+        else:
+            for n in range_constexpr(count):
+                values[i * count + n] = raw[n].to(values.element_type)
 
 
 @cute.jit
@@ -66,7 +88,7 @@ def load_states(g_S: cute.Pointer, r_S: cute.Tensor, live: cutlass.Boolean, spec
 def store_states(r_S: cute.Tensor, g_S: cute.Pointer, live: cutlass.Boolean, spec: cutlass.Constexpr):
     """Store a thread's part of a state, [vector, repeats, passes], from its first value on, if it is live."""
     if live:
-        for i in range_constexpr(spec.threads.passes):
+        for i in range_constexpr(cute.size(r_S, mode=[2])):
             for j in range_constexpr(spec.threads.repeats):
                 at = i * spec.line_step + j * spec.repeat_step
                 store_run(r_S[None, j, i], g_S + at, spec.state_bits)

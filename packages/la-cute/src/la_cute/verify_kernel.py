@@ -70,6 +70,7 @@ def verify_kernel(
     scale: Float32,
     slot_stride: Int64,  # elements between slots of s
     group: cute.FastDivmodDivisorV2,  # H // G
+    ring: cute.FastDivmodDivisorV2,  # N
     spec: cutlass.Constexpr,
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
@@ -113,7 +114,7 @@ def verify_kernel(
         r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
         load_states(g_S, r_S, live, spec)
 
-        oldest, pending = read_cursors(start, length, slot, live, places)
+        oldest, pending = read_cursors(start, length, slot, live, ring)
         if const_expr(spec.overlap):
             cute.arch.griddepcontrol_wait()
             load_queries(g_q, q_stride, tokens, thread, r_q, spec)
@@ -208,9 +209,9 @@ def launch(
     """Launch the kernel of `spec` on a stream; arguments as in the kernel."""
     heads, rows = v.shape[2], s_offsets.shape[0]
     slot_stride = Int64(heads) * s.stride[0]
-    group = cute.FastDivmodDivisorV2(heads // q.shape[2])
+    divisors = cute.FastDivmodDivisorV2(heads // q.shape[2]), cute.FastDivmodDivisorV2(window_k.shape[1])
     arguments = (s_offsets, s, decay_scales, q, k, v, out, window_k, window_v, start, length, draft_lengths)
-    verify_kernel(*arguments, scale, slot_stride, group, spec).launch(
+    verify_kernel(*arguments, scale, slot_stride, *divisors, spec).launch(
         grid=(heads * spec.blocks, cutlass.min(rows, ROWS_PER_Z), (rows + ROWS_PER_Z - 1) // ROWS_PER_Z),
         block=(32 * spec.tiles.num_warps, 1, 1),
         stream=stream,

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import cutlass.cute as cute
+import torch
 
 from la_core.spec.decode_problem import StateLayout
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, ThreadLayout
@@ -20,6 +21,9 @@ MOST_STAGED = 24 * 1024
 
 KEY_REGISTERS = 32
 """Most registers of a thread for keys that it loads early."""
+
+WIDENED = 16
+"""Values of a state that a thread widens to float32 at a time."""
 
 KERNELS = {"decode_window": "window_decode_kernel", "verify": "verify_kernel", "commit": "commit_kernel"}
 """The module of each operator's kernel."""
@@ -70,6 +74,8 @@ class WindowSpec:
     """Places of a sharer."""
     staged: bool
     """Whether a full window comes into the state from shared memory."""
+    fold_lines: int
+    """Lines of a state that one thread brings it into at a time."""
     rows_of_block: int
     """Rows of V of a block, in all of its tiles."""
     tokens_at_once: int
@@ -92,8 +98,18 @@ def early_keys(key: WindowCompileKey) -> bool:
 
 def staged_bytes(key: WindowCompileKey) -> int:
     """Shared memory of a block for the tokens of a full window; 0 if they are read from global memory."""
-    size = key.places * (key.K + key.tiles.block_v) * key.window_dtype.itemsize
+    size = key.places * (key.K + key.tiles.block_v) * torch.float32.itemsize
     return size if key.op == "decode_window" and early_keys(key) and size <= MOST_STAGED else 0
+
+
+def fold_lines(key: WindowCompileKey, threads: ThreadLayout) -> int:
+    """Lines of a thread's part of a state that `decode_window` holds in float32 at a time.
+
+    All of them if that is their dtype; else as many as take the registers that the rest of the kernel takes as well.
+    """
+    if key.state_dtype.itemsize == 4:
+        return threads.passes
+    return min(threads.passes, max(1, WIDENED // (threads.vector * threads.repeats)))
 
 
 def window_spec(key: WindowCompileKey) -> WindowSpec:
@@ -136,6 +152,7 @@ def window_spec(key: WindowCompileKey) -> WindowSpec:
         sharers=sharers,
         value_rounds=-(-key.places // sharers),
         staged=staged_bytes(key) > 0,
+        fold_lines=fold_lines(key, threads),
         rows_of_block=rows_of_block,
         tokens_at_once=tokens,
         token_rounds=(-(-tokens * key.K // pieces), -(-tokens * rows_of_block // pieces)),
@@ -146,8 +163,8 @@ def window_spec(key: WindowCompileKey) -> WindowSpec:
 def least_blocks(key: WindowCompileKey) -> int:
     """Blocks that fit a multiprocessor with as many registers as a kernel needs to spill none.
 
-    The more blocks, the more of the states are on their way at a time. 16 warps leave 128 registers to a thread, 20
-    leave 96, and 12 leave 168.
+    The more blocks, the more of the states are on their way at a time. 24 warps leave 80 registers to a thread, 20
+    leave 96, 16 leave 128, and 12 leave 168.
     """
     values = key.tiles.block_v * key.K // (32 * key.tiles.num_warps)
     teams = TEAMS_OF_WARP * key.tiles.num_warps
@@ -157,8 +174,8 @@ def least_blocks(key: WindowCompileKey) -> int:
     if key.op == "commit":
         warps = 16
     elif key.op == "decode_window":
-        rounds = 4 if teams < key.places else 0
-        warps = 0 if wide or key.K < 128 or key.places > 16 else 16 - rounds if values > 32 else 20 - rounds
+        few = 24 if key.tiles.num_warps >= 4 else 16 if teams < key.places else 20
+        warps = 0 if wide or key.K < 128 or key.places > 16 else 12 if values > 64 else 16 if values > 32 else few
     elif key.places > 32 or (key.places > 16 and many):
         warps = 0
     elif values > 32:

@@ -30,9 +30,9 @@ kernel is made for up to 7, 15, 31, 63 or 127 places.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from la_cute.kernel_parts import ROWS_PER_Z, load_states, store_states
+from la_cute.kernel_parts import ROWS_PER_Z, load_states, widen
 from la_cute.window_parts import (
     decay,
     keep_side,
@@ -40,9 +40,11 @@ from la_cute.window_parts import (
     read_cursors,
     state_product,
     store_side,
+    store_states_rounded,
     sum_output,
     take_side,
     team_product,
+    widen_states,
     wrapped,
 )
 from la_cute.window_tiles import TEAM
@@ -92,51 +94,84 @@ def _load_new_token(
 
 
 @cute.jit
-def _stage(r_wk: cute.Tensor, r_wv: cute.Tensor, tokens, starts, full: cutlass.Boolean, spec: cutlass.Constexpr):
-    """Put the tokens of a full window, which threads hold in parts, into shared memory."""
-    s_k, s_v = tokens
-    team, i_t, sharer, own_v = starts
-    if full:
-        for n in range_constexpr(spec.key_rounds):
-            if team + n * spec.teams < spec.places:
-                keep_side(r_wk[None, None, n], s_k[None, team + n * spec.teams], i_t, spec.team_step)
-        for n in range_constexpr(spec.value_rounds):
-            if sharer + n * spec.sharers < spec.places:
-                keep_side(r_wv[None, None, n], s_v[None, sharer + n * spec.sharers], own_v, spec.repeat_step)
+def _weigh(r_w: cute.Tensor, team: Int32, cursors, slope: Float32, spec: cutlass.Constexpr):
+    """`exp(-d*(n - i))` for the tokens at the places of a team, and zero where there is none."""
+    oldest, pending, places, new = cursors
+    for n in range_constexpr(spec.key_rounds):
+        place = team + n * spec.teams
+        age = wrapped(place - oldest, places)
+        if place == new:
+            age = pending
+        r_w[n] = decay(slope, cutlass.max(pending - age, 0))
+        if ((place >= places) & (place != new)) | (age > pending):
+            r_w[n] = Float32(0.0)
 
 
 @cute.jit
-def _fold(r_S: cute.Tensor, ring, token, starts, numbers, spec: cutlass.Constexpr):
-    """Bring the tokens of a full window, then the new one, into a thread's part of the state, line after line."""
-    s_k, s_v, g_wk, g_wv, k_stride, v_stride = ring
+def _stage(r_wk: cute.Tensor, r_wv: cute.Tensor, tokens, starts, numbers, spec: cutlass.Constexpr):
+    """Put the tokens of a full window and the new one, which threads hold in parts, into shared memory: `k_i` and
+    `exp(-d*(n - i)) * v_i`, in float32. The new one is of age n and lies behind the ring.
+    """
+    s_k, s_v = tokens
+    team, i_t, sharer, own_v = starts
+    oldest, pending, slope = numbers
+    for n in range_constexpr(spec.key_rounds):
+        if team + n * spec.teams < spec.places:
+            keep_side(r_wk[None, None, n], s_k[None, team + n * spec.teams], i_t, spec.team_step, Float32(1.0))
+    for n in range_constexpr(spec.value_rounds):
+        place = sharer + n * spec.sharers
+        age = wrapped(place - oldest, pending)
+        if place == pending:
+            age = pending
+        if place <= pending:
+            weight = decay(slope, pending - age)
+            keep_side(r_wv[None, None, n], s_v[None, place], own_v, spec.repeat_step, weight)
+
+
+@cute.jit
+def _add_token(r_F: cute.Tensor, r_l: cute.Tensor, r_c: cute.Tensor, factor):
+    """`F += factor * l c^T`, on lines `l` and columns `c` of a thread's part."""
+    for i in range_constexpr(cute.size(r_l)):
+        b_l = r_l[i] if const_expr(factor is None) else r_l[i] * factor
+        for n in range_constexpr(cute.size(r_c)):
+            r_F[n + i * cute.size(r_c)] = cute.math.fma(b_l, r_c[n], r_F[n + i * cute.size(r_c)])
+
+
+@cute.jit
+def _fold(r_S: cute.Tensor, g_S: cute.Pointer, tokens, token, starts, numbers, spec: cutlass.Constexpr):
+    """Store a thread's part of the state with the tokens of a full window and the new one, a few lines at a time."""
+    s_k, s_v, g_wk, g_wv, k_stride, v_stride = tokens
     g_k, g_v = token
-    i_k, own_v, line = starts
+    i_k, own_v = starts
     oldest, pending, carry, slope = numbers
     vk = const_expr(spec.state_layout == "vk")
     columns = const_expr(cute.size(r_S) // spec.threads.passes)
-    run = const_expr((spec.threads.vector, spec.threads.repeats))
-    r_F = cute.make_rmem_tensor(cute.make_layout(run), Float32)
-    r_c = cute.make_rmem_tensor(cute.make_layout(run), Float32)
-    r_l = cute.make_rmem_tensor(cute.make_layout((1, 1)), Float32)
-    for i in range_constexpr(spec.threads.passes):
-        for n in range_constexpr(columns):
-            r_F[n] = carry * r_S[n + i * columns].to(Float32)
-        for age in cutlass.range(pending):
-            place = wrapped(oldest + age, pending)
-            if const_expr(spec.staged):
+    lines = const_expr((spec.threads.vector, spec.threads.repeats, spec.fold_lines))
+    r_F = cute.make_rmem_tensor(cute.make_layout(lines), Float32)
+    r_c = cute.make_rmem_tensor(cute.make_layout((spec.threads.vector, spec.threads.repeats)), Float32)
+    r_l = cute.make_rmem_tensor(cute.make_layout((spec.fold_lines, 1)), Float32)
+    zero = Uint32(pending) >> Uint32(31)
+    for first in range_constexpr(0, spec.threads.passes, spec.fold_lines):
+        widen_states(cute.make_tensor(r_S.iterator + first * columns, r_F.layout), r_F, carry, spec, zero)
+        if const_expr(spec.staged):
+            for age in cutlass.range(pending + 1):
+                place = wrapped(oldest + age, pending)
+                if age == pending:
+                    place = pending
                 take_side(s_k[None, place] if vk else s_v[None, place], r_c, i_k if vk else own_v, spec.repeat_step)
-                r_l[0] = (s_v if vk else s_k)[(line if vk else i_k) + i, place].to(Float32)
-            else:
+                take_side(s_v[None, place] if vk else s_k[None, place], r_l, (own_v if vk else i_k) + first, 1)
+                _add_token(r_F, r_l, r_c, None)
+        else:
+            for age in cutlass.range(pending):
+                place = wrapped(oldest + age, pending)
                 g_pk, g_pv = g_wk + Int64(place) * k_stride, g_wv + Int64(place) * v_stride
                 load_side(g_pk if vk else g_pv, r_c, spec.repeat_step, spec)
-                load_side((g_pv if vk else g_pk) + i, r_l, 1, spec)
-            b_l = r_l[0] * decay(slope, pending - age)
-            for n in range_constexpr(columns):
-                r_F[n] = cute.math.fma(b_l, r_c[n], r_F[n])
-        load_side(g_k if vk else g_v, r_c, spec.repeat_step, spec)
-        load_side((g_v if vk else g_k) + i, r_l, 1, spec)
-        for n in range_constexpr(columns):
-            r_S[n + i * columns] = cute.math.fma(r_l[0], r_c[n], r_F[n]).to(r_S.element_type)
+                load_side((g_pv if vk else g_pk) + first, r_l, 1, spec)
+                _add_token(r_F, r_l, r_c, decay(slope, pending - age))
+            load_side(g_k if vk else g_v, r_c, spec.repeat_step, spec)
+            load_side((g_v if vk else g_k) + first, r_l, 1, spec)
+            _add_token(r_F, r_l, r_c, None)
+        store_states_rounded(r_F, g_S + first * spec.line_step, cutlass.Boolean(True), spec)
 
 
 @cute.kernel
@@ -155,6 +190,7 @@ def window_decode_kernel(
     scale: Float32,
     slot_stride: Int64,  # elements between slots of s
     group: cute.FastDivmodDivisorV2,  # H // G
+    ring: cute.FastDivmodDivisorV2,  # N
     spec: cutlass.Constexpr,
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
@@ -174,8 +210,8 @@ def window_decode_kernel(
     s_w = memory.allocate_tensor(Float32, cute.make_layout(spec.places), 16)
     s_k = s_v = None
     if const_expr(spec.staged):
-        s_k = memory.allocate_tensor(window_k.element_type, cute.make_layout((spec.K, spec.places)), 16)
-        s_v = memory.allocate_tensor(window_v.element_type, cute.make_layout((spec.tiles.block_v, spec.places)), 16)
+        s_k = memory.allocate_tensor(Float32, cute.make_layout((spec.K, spec.places)), 16)
+        s_v = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, spec.places)), 16)
     s_o = None
     if const_expr(spec.state_layout == "kv"):
         s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, spec.tiles.num_warps)), 16)
@@ -209,7 +245,7 @@ def window_decode_kernel(
         r_S = cute.make_rmem_tensor(cute.make_layout((vector, spec.threads.repeats, passes)), s.element_type)
         load_states(g_S, r_S, live, spec)
 
-        oldest, pending = read_cursors(start, length, slot, live, places)
+        oldest, pending = read_cursors(start, length, slot, live, ring)
         g_wk, g_wv = window_k[slot, 0, i_g, None].iterator, window_v[slot, 0, i_h, None].iterator + i_v
         k_stride, v_stride = window_k.stride[1], window_v.stride[1]
         early_rounds = const_expr(spec.key_rounds if spec.early_keys else 1)
@@ -230,7 +266,15 @@ def window_decode_kernel(
         if const_expr(spec.early_keys):
             _load_tokens(*keys, team, spec.teams, cursors, r_wk, spec.team_step, at_once, spec)
         _load_tokens(*values, sharer, spec.sharers, cursors, r_wv, spec.repeat_step, at_once, spec)
+        r_w = cute.make_rmem_tensor(cute.make_layout(spec.key_rounds), Float32)
         if const_expr(spec.overlap):
+            # Through shared memory and by prefetches, since the compiler moves arithmetic behind the wait otherwise.
+            _weigh(r_w, team, cursors, slope, spec)
+            for n in range_constexpr(spec.key_rounds):
+                if (thread % TEAM == 0) & (team + n * spec.teams < spec.places):
+                    s_w[team + n * spec.teams] = r_w[n]
+            for address in (g_q + i_t, g_k + i_t, g_v):
+                cute.arch.prefetch(address.llvm_ptr, cache_level="L2")
             cute.arch.griddepcontrol_wait()
             load_side(g_q + i_t, r_qt, spec.team_step, spec)
             if const_expr(spec.state_layout == "kv"):
@@ -240,25 +284,27 @@ def window_decode_kernel(
                 _load_new_token(g_k + i_t, team, spec.teams, new, r_wk, spec.team_step, spec)
             _load_new_token(g_v, sharer, spec.sharers, new, r_wv, spec.repeat_step, spec)
         if const_expr(spec.staged):
-            _stage(r_wk, r_wv, (s_k, s_v), (team, i_t, sharer, own_v), full, spec)
+            if full:
+                _stage(r_wk, r_wv, (s_k, s_v), (team, i_t, sharer, own_v), (oldest, pending, slope), spec)
+        if const_expr(not spec.overlap):
+            # Behind that branch: further up the compiler lets the loads of the window wait for those of the state.
+            _weigh(r_w, team, cursors, slope, spec)
         for n in range_constexpr(spec.key_rounds):
             place = team + n * spec.teams
-            age = wrapped(place - oldest, places)
-            if place == new:
-                age = pending
             r_key = r_wk[None, None, n if const_expr(spec.early_keys) else 0]
             if const_expr(not spec.early_keys):
                 r_key.fill(0)
                 if place == new:
                     load_side(g_k + i_t, r_key, spec.team_step, spec)
-                elif (place < places) & (age < pending):
+                elif r_w[n] != 0.0:
                     load_side(g_wk + i_t + Int64(place) * k_stride, r_key, spec.team_step, spec)
-            weight = team_product(r_qt, r_key) * decay(slope, cutlass.max(pending - age, 0))
-            if ((place >= places) & (place != new)) | (age > pending):
-                weight = Float32(0.0)
+            weight = team_product(r_qt, r_key)
             if (thread % TEAM == 0) & (place < spec.places):
-                s_w[place] = weight
+                factor = s_w[place] if const_expr(spec.overlap) else r_w[n]
+                # Infinity in q may meet no token here.
+                s_w[place] = weight * factor if factor != 0.0 else Float32(0.0)
         r_o = cute.make_rmem_tensor(cute.make_layout(spec.along_v), Float32)
+        r_v = cute.make_rmem_tensor(cute.make_layout(spec.along_v), Float32)
         carry = decay(slope, pending + 1)
         state_product(r_S, r_q, r_o, carry, spec)
         cute.arch.sync_threads()
@@ -266,8 +312,9 @@ def window_decode_kernel(
             place = sharer + m * spec.sharers
             if place < spec.places:
                 weight = s_w[place]
+                widen(r_wv[None, None, m], r_v)
                 for n in range_constexpr(cute.size(r_o)):
-                    r_o[n] = cute.math.fma(weight, r_wv[n + m * cute.size(r_o)].to(Float32), r_o[n])
+                    r_o[n] = cute.math.fma(weight, r_v[n], r_o[n])
         b_o = sum_output(r_o, own, thread, s_o, spec) * scale
         if not live:
             b_o = Float32(0.0)
@@ -275,9 +322,8 @@ def window_decode_kernel(
             out[row, i_h, i_o] = b_o.to(out.element_type)
 
         if full:
-            ring = (s_k, s_v, g_wk + i_k, g_wv, k_stride, v_stride)
-            _fold(r_S, ring, (g_k + i_k, g_v), (i_k, own_v, line), (oldest, pending, carry, slope), spec)
-            store_states(r_S, g_S, live, spec)
+            tokens = (s_k, s_v, g_wk + i_k, g_wv, k_stride, v_stride)
+            _fold(r_S, g_S, tokens, (g_k + i_k, g_v), (i_k, own_v), (oldest, pending, carry, slope), spec)
         elif live:
             for n in range_constexpr(spec.value_rounds):
                 if sharer + n * spec.sharers == new:
@@ -311,9 +357,9 @@ def launch(
     """Launch the kernel of `spec` on a stream; arguments as in the kernel."""
     heads, rows = v.shape[1], s_offsets.shape[0]
     slot_stride = Int64(heads) * s.stride[0]
-    group = cute.FastDivmodDivisorV2(heads // q.shape[1])
+    divisors = cute.FastDivmodDivisorV2(heads // q.shape[1]), cute.FastDivmodDivisorV2(window_k.shape[1])
     arguments = (s_offsets, s, decay_scales, q, k, v, out, window_k, window_v, start, length)
-    window_decode_kernel(*arguments, scale, slot_stride, group, spec).launch(
+    window_decode_kernel(*arguments, scale, slot_stride, *divisors, spec).launch(
         grid=(heads * spec.blocks, cutlass.min(rows, ROWS_PER_Z), (rows + ROWS_PER_Z - 1) // ROWS_PER_Z),
         block=(32 * spec.tiles.num_warps, 1, 1),
         stream=stream,

@@ -8,9 +8,9 @@ Products of a key with a query are sums over K in the 8 threads of a team, in on
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from la_cute.kernel_parts import load_pieces, store_run, store_states, sum_over_lanes, sum_over_lines
+from la_cute.kernel_parts import load_pieces, store_run, store_states, sum_over_lanes, sum_over_lines, widen
 from la_cute.window_tiles import TEAM
 
 
@@ -35,21 +35,26 @@ def store_side(values: cute.Tensor, target: cute.Pointer, step: cutlass.Constexp
 
 
 @cute.jit
-def keep_side(values: cute.Tensor, target: cute.Tensor, first: Int32, step: cutlass.Constexpr):
-    """Put runs [run, repeats] that lie `step` elements apart, from `first` on, into a vector in shared memory."""
+def keep_side(values: cute.Tensor, target: cute.Tensor, first: Int32, step: cutlass.Constexpr, factor):
+    """Put `factor` times runs [run, repeats] into a float32 vector in shared memory: `step` elements apart, from
+    `first` on.
+    """
     for j in range_constexpr(cute.size(values, mode=[1])):
-        run = cute.make_tensor(target.iterator + (first + j * step), values[None, j].layout)
-        cute.autovec_copy(values[None, j], run)
+        run = cute.make_rmem_tensor(values[None, j].layout, Float32)
+        widen(values[None, j], run)
+        for n in range_constexpr(cute.size(run)):
+            run[n] = factor * run[n]
+        cute.autovec_copy(run, cute.make_tensor(target.iterator + (first + j * step), run.layout))
 
 
 @cute.jit
 def take_side(source: cute.Tensor, values: cute.Tensor, first: Int32, step: cutlass.Constexpr):
-    """Take runs [run, repeats] that lie `step` elements apart, from `first` on, from shared memory, as float32."""
+    """Take float32 runs [run, repeats] that lie `step` elements apart, from `first` on, from shared memory."""
     for j in range_constexpr(cute.size(values, mode=[1])):
-        raw = cute.make_rmem_tensor(values[None, j].layout, source.element_type)
-        cute.autovec_copy(cute.make_tensor(source.iterator + (first + j * step), raw.layout), raw)
-        for n in range_constexpr(cute.size(raw)):
-            values[n, j] = raw[n].to(Float32)
+        run = cute.make_rmem_tensor(values[None, j].layout, Float32)
+        cute.autovec_copy(cute.make_tensor(source.iterator + (first + j * step), run.layout), run)
+        for n in range_constexpr(cute.size(run)):
+            values[n, j] = run[n]
 
 
 @cute.jit
@@ -58,21 +63,18 @@ def read_cursors(
     length: cute.Tensor,  # [P]
     slot: Int64,
     live: cutlass.Boolean,
-    places: Int32,
+    ring: cute.FastDivmodDivisorV2,  # N
 ):
     """Start and length of a slot, brought to where they name places of its ring; an empty ring if it is not live."""
-    first, count = Int32(0), Int32(0)
+    first, count, places = Int32(0), Int32(0), Int32(ring.divisor)
     if live:
         first, count = start[slot], length[slot]
-        # A division takes as long as a load from L1, and no cursor that `advance` and `clear` wrote needs one.
-        if (first < 0) | (first >= places):
-            first = first % places
-            if first < 0:
-                first = first + places
-        if count < 0:
-            count = Int32(0)
-        if count > places:
-            count = places
+        # Modulo N, also of a negative start: ~x = -1 - x is not. All of it in this branch: else the compiler lets one
+        # scoreboard wait for the cursors and for the states.
+        sign = first >> 31
+        first = Int32((first ^ sign) % ring)
+        first = (first ^ sign) + (places & sign)
+        count = cutlass.min(cutlass.max(count, Int32(0)), places)
     return first, count
 
 
@@ -98,22 +100,25 @@ def wrapped(place: Int32, places: Int32):
 
 
 @cute.jit
-def widen_states(r_S: cute.Tensor, r_F: cute.Tensor, factor: Float32, spec: cutlass.Constexpr):
-    """`r_F = factor * S`, a thread's part of it in float32."""
-    columns = const_expr(cute.size(r_S) // spec.threads.passes)
-    for i in range_constexpr(spec.threads.passes):
-        for n in range_constexpr(columns):
-            r_F[n + i * columns] = factor * r_S[n + i * columns].to(Float32)
+def widen_states(
+    r_S: cute.Tensor, r_F: cute.Tensor, factor: Float32, spec: cutlass.Constexpr, zero: Uint32 | None = None
+):
+    """`r_F = factor * S`, lines of a thread's part of it, [vector, repeats, lines], in float32."""
+    for i in range_constexpr(cute.size(r_F, mode=[2])):
+        widen(r_S[None, None, i], r_F[None, None, i], zero)
+        for j in range_constexpr(spec.threads.repeats):
+            for n in range_constexpr(spec.threads.vector):
+                r_F[n, j, i] = factor * r_F[n, j, i]
 
 
 @cute.jit
 def store_states_rounded(r_F: cute.Tensor, g_S: cute.Pointer, live: cutlass.Boolean, spec: cutlass.Constexpr):
-    """Store a thread's part of a state that is float32, if it is live."""
+    """Store lines of a thread's part of a state that are float32, [vector, repeats, lines], if it is live."""
     r_S = cute.make_rmem_tensor(r_F.layout, g_S.dtype)
-    columns = const_expr(cute.size(r_S) // spec.threads.passes)
-    for i in range_constexpr(spec.threads.passes):
-        for n in range_constexpr(columns):
-            r_S[n + i * columns] = r_F[n + i * columns].to(g_S.dtype)
+    for i in range_constexpr(cute.size(r_F, mode=[2])):
+        for j in range_constexpr(spec.threads.repeats):
+            for n in range_constexpr(spec.threads.vector):
+                r_S[n, j, i] = r_F[n, j, i].to(g_S.dtype)
     store_states(r_S, g_S, live, spec)
 
 
@@ -126,9 +131,15 @@ def decay(slope: Float32, tokens: Int32):
 @cute.jit
 def team_product(r_q: cute.Tensor, r_k: cute.Tensor):
     """A query times a key, in all threads of a team."""
-    total = Float32(0.0)
+    r_F = cute.make_rmem_tensor(r_q.layout, Float32)
+    widen(r_k, r_F)
+    # Side by side, since each product waits for the sum that it is added to.
+    sums = [Float32(0.0)] * const_expr(min(4, cute.size(r_q)))
     for n in range_constexpr(cute.size(r_q)):
-        total = cute.math.fma(r_q[n], r_k[n].to(Float32), total)
+        sums[n % len(sums)] = cute.math.fma(r_q[n], r_F[n], sums[n % len(sums)])
+    total = sums[0]
+    for n in range_constexpr(1, len(sums)):
+        total = total + sums[n]
     for step in range_constexpr(TEAM.bit_length() - 1):
         total = total + cute.arch.shuffle_sync_bfly(total, offset=TEAM >> (step + 1))
     return total
@@ -143,17 +154,20 @@ def state_product(
     spec: cutlass.Constexpr,
 ):
     """`r_o = factor * S q`, a thread's part of the sum."""
+    r_F = cute.make_rmem_tensor(r_S[None, None, 0].layout, Float32)
     if const_expr(spec.state_layout == "vk"):
         for i in range_constexpr(spec.threads.passes):
+            widen(r_S[None, None, i], r_F)
             b_o = Float32(0.0)
             for n in range_constexpr(cute.size(r_q)):
-                b_o = cute.math.fma(r_S[n + i * cute.size(r_q)].to(Float32), r_q[n], b_o)
+                b_o = cute.math.fma(r_F[n], r_q[n], b_o)
             r_o[i] = factor * b_o
     else:
         r_o.fill(0.0)
         for i in range_constexpr(spec.threads.passes):
+            widen(r_S[None, None, i], r_F)
             for n in range_constexpr(cute.size(r_o)):
-                r_o[n] = cute.math.fma(r_S[n + i * cute.size(r_o)].to(Float32), r_q[i], r_o[n])
+                r_o[n] = cute.math.fma(r_F[n], r_q[i], r_o[n])
         for n in range_constexpr(cute.size(r_o)):
             r_o[n] = factor * r_o[n]
 

@@ -77,27 +77,34 @@ def tokens_at_once(K: int, window_dtype: torch.dtype, tiles: WindowTiles) -> int
     return 1 << (min(in_registers, TOKEN_BYTES // (4 * elements)).bit_length() - 1)
 
 
-_Choice = tuple[tuple[float, int, int, Eviction], ...]
-"""Units up to which it holds; bytes of a block, its warps, eviction."""
+_Choice = tuple[tuple[float, int, int, Eviction, int], ...]
+"""Units up to which it holds; values of a state in one thread, warps of a block, eviction, tiles of a block."""
 
 _DECODE: _Choice = (
-    (64, 8 * KIB, 4, "evict_last"),
-    (512, 8 * KIB, 2, "evict_last"),
-    (1024, 16 * KIB, 2, "evict_last"),
-    (math.inf, 32 * KIB, 4, "evict_first"),
+    (64, 16, 4, "evict_last", 1),
+    (128, 32, 2, "evict_last", 1),
+    (512, 32, 4, "evict_first", 1),
+    (2048, 64, 2, "evict_first", 1),
+    (math.inf, 128, 4, "evict_first", 1),
 )
-_VERIFY: _Choice = ((16, 8 * KIB, 4, ""), (64, 16 * KIB, 4, ""), (math.inf, 32 * KIB, 4, "evict_first"))
+_DECODE_WITH_OVERLAP: _Choice = (
+    (8, 64, 2, "evict_first", 1),
+    (64, 32, 2, "", 1),
+    (128, 32, 4, "evict_first", 1),
+    (2048, 64, 2, "evict_first", 1),
+    (math.inf, 128, 4, "evict_first", 1),
+)
+_VERIFY: _Choice = ((16, 16, 4, "", 1), (64, 32, 4, "", 1), (math.inf, 64, 4, "evict_first", 1))
 _COMMIT: _Choice = (
-    (64, 8 * KIB, 4, "evict_last"),
-    (2048, 16 * KIB, 2, "evict_last"),
-    (4096, 32 * KIB, 2, "evict_last"),
-    (math.inf, 64 * KIB, 2, "evict_last"),
+    (64, 16, 4, "evict_last", 1),
+    (2048, 64, 2, "evict_last", 1),
+    (4096, 64, 2, "evict_last", 2),
+    (math.inf, 64, 2, "evict_last", 4),
 )
-_CHOICES = {"decode_window": _DECODE, "verify": _VERIFY, "commit": _COMMIT}
 
 
 def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
-    """The tiles for a problem: how many bytes of state a block owns, in how many warps.
+    """The tiles for a problem: how many values of a state a thread owns, in how many warps of a block.
 
     A unit is 64 KiB of states, a state of K = V = 128 in float32.
 
@@ -105,14 +112,17 @@ def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
 
     Large blocks are the better ones for large batches: a block goes through the keys of a window once, whatever rows it
-    owns. Chosen on one H200, 2026-11, K = V = 128, float32 states with K contiguous and windows of 7 to 16 places, from
-    times of these and smaller blocks; for `commit`, of states in all rows.
+    owns. Chosen on one H200, 2026-11, K = V = 128, states in float32 and bfloat16 with K contiguous, windows of 7 and 15
+    places at random phases for `decode`, of 16 for the others, from times of these and smaller blocks; for `commit`, of
+    states in all rows. `la-bench tune --op` measures them again.
     """
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if problem.op == "commit" else "")
     units = problem.L * problem.B * problem.H * problem.V * problem.K * _state_dtype(problem).itemsize / UNIT
-    _, block, warps, eviction = next(tile for tile in _CHOICES[problem.op] if units <= tile[0])
-    return _tiles(problem, block, warps, eviction)
+    choice = {"decode_window": _DECODE, "verify": _VERIFY, "commit": _COMMIT}[problem.op]
+    if problem.op == "decode_window" and overlaps(problem):
+        choice = _DECODE_WITH_OVERLAP
+    return _tiles(problem, *next(tile for tile in choice if units <= tile[0])[1:])
 
 
 def candidate_window_tiles(problem: WindowProblem) -> tuple[WindowTiles, ...]:
@@ -121,10 +131,11 @@ def candidate_window_tiles(problem: WindowProblem) -> tuple[WindowTiles, ...]:
     if problem.state_layout == "kv":
         return tuple(_one_tile(problem, eviction) for eviction in evictions)
     tiles = (
-        _tiles(problem, kib * KIB, warps, eviction)
-        for kib in (2, 4, 8, 16, 32, 64)
+        _tiles(problem, values, warps, eviction, tiles_of_block)
+        for values in (16, 32, 64, 128)
         for warps in (1, 2, 4, 8)
         for eviction in evictions
+        for tiles_of_block in ((1, 2, 4) if problem.op == "commit" else (1,))
     )
     return tuple(dict.fromkeys(tiles))
 
@@ -139,17 +150,18 @@ def _state_dtype(problem: WindowProblem) -> torch.dtype:
     return problem.state_dtype
 
 
-def _tiles(problem: WindowProblem, block: int, warps: int, eviction: Eviction) -> WindowTiles:
-    """K contiguous: `block` bytes of state at most, in `warps` warps at most, four rows at least to each.
+def _tiles(problem: WindowProblem, values: int, warps: int, eviction: Eviction, tiles_of_block: int) -> WindowTiles:
+    """K contiguous: at most `values` in a thread, as many as fit `MOST_VALUES` registers, but four rows to each warp.
 
-    For commit, what does not fit their registers makes further tiles of the block.
+    A thread writes the output of one of its rows, of which it has no more than there are threads in a team.
     """
-    row = problem.K * _state_dtype(problem).itemsize
-    most = MOST_VALUES * 32 // problem.K
+    most = MOST_VALUES
+    if problem.op == "decode_window":
+        most = min(MOST_VALUES * 4 // _state_dtype(problem).itemsize, problem.K)
+    most = min(values, most)
     warps = min(warps, problem.V // TEAMS_OF_WARP)
-    rows = max(warps * TEAMS_OF_WARP, min(block // row, warps * most, problem.V))
-    tiles = max(1, min(block // row, problem.V) // rows) if problem.op == "commit" else 1
-    return WindowTiles(rows, warps, eviction, tiles)
+    rows = max(warps * TEAMS_OF_WARP, min(32 * warps * most // problem.K, problem.V))
+    return WindowTiles(rows, warps, eviction, min(tiles_of_block, problem.V // rows))
 
 
 def _one_tile(problem: WindowProblem, eviction: Eviction) -> WindowTiles:
