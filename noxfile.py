@@ -213,8 +213,7 @@ if sys.platform == "linux":
     CUTE: """
 import importlib.util, la_core, sys
 from la_cute import compiled_kernel_cache, prebuilt_kernels
-from la_cute.decode_compile_key import decode_compile_key
-from la_cute.decode_tiles import choose_decode_tiles
+from la_cute.kernel_keys import keys_of_problem
 problem = la_core.DecodeProblem.contiguous(B=1, P=1, H=1, K=128, V=128)
 assert [info.name for info in la_core.list_backends() if info.error is None] == ["cute"]
 assert "runs cuda tensors, got cpu" in str(la_core.explain_choice(problem, backend="cute"))
@@ -225,8 +224,7 @@ assert 'python3 -m pip install "la-cute[jit]"' in prebuilt_kernels.refusal(on_a_
 if "--prebuilt" in sys.argv:
     problem = on_a_gpu(K=128, V=128)
     assert prebuilt_kernels.refusal(problem) is None
-    for aligned in (True, False):
-        key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+    for key in keys_of_problem(problem):
         assert callable(compiled_kernel_cache.compiled_kernel(key))
     assert compiled_kernel_cache.kernel_origins() == {"prebuilt": 2}
     assert "cutlass" not in sys.modules

@@ -168,9 +168,8 @@ def test_an_empty_name_means_no_cache_on_disk(
 def test_warmup_makes_ready_what_every_batch_needs(folder: Path, compiled: list[DecodeCompileKey]) -> None:
     assert warmup(replace(PROBLEM, B=600)) == cache.kernels_made() == len(compiled)
     for rows in (1, 2, 63, 64, 65, 500, 600):
-        for aligned in (True, False):
-            problem = replace(PROBLEM, B=rows)
-            cache.compiled_kernel(decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned))
+        for key in keys_of_problem(replace(PROBLEM, B=rows)):
+            cache.compiled_kernel(key)
     assert cache.kernels_made() == len(compiled)
 
 
@@ -199,8 +198,9 @@ def test_warmup_of_what_is_not_run_says_why() -> None:
 
 
 def test_warmup_follows_the_problem(folder: Path, compiled: list[DecodeCompileKey]) -> None:
+    """Calls at addresses that are not aligned do not overlap."""
     warmup(replace(PROBLEM, B=1, overlap=True))
-    assert {key.overlap for key in compiled} == {True}
+    assert {(key.aligned, key.overlap) for key in compiled} == {(True, True), (False, False)}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not run: asks what happens without a GPU")
@@ -230,8 +230,8 @@ def test_launches_of_a_model_compile_for_tiles_and_alignments_alone(
         tiles.add(choose_decode_tiles(problem))
         DecodeLaunch(problem)(q, q, q, s, offsets, decays, 0.5, q)
         assert calls[-1][-1] == slots
-    assert len(made) == len(set(made)) <= 2 * len(tiles)
-    assert {key.aligned for key in made} == {True, False}
+    assert len(made) == len(set(made)) <= len(tiles) + 1
+    assert [key.aligned for key in made].count(False) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import platform
 import re
@@ -23,10 +24,9 @@ from la_core.spec.window_problem import WindowProblem
 from la_cute import compiled_kernel_cache as cache
 from la_cute import prebuilt_kernels
 from la_cute.backend import backend
-from la_cute.decode_compile_key import ARCHES, DecodeCompileKey, decode_compile_key
-from la_cute.decode_tiles import choose_decode_tiles
-from la_cute.kernel_keys import KernelKey, keys_of_problem
-from la_cute.prebuilt_keys import function_name, prebuilt_keys
+from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
+from la_cute.kernel_keys import KernelKey, key_of_decode, keys_of_problem
+from la_cute.prebuilt_keys import FAMILIES, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
 from la_cute.window_compile_key import CursorsCompileKey
 from la_cute.window_problems import window_problems
 
@@ -74,8 +74,7 @@ arguments = [*map(tvm_ffi.from_dlpack, fakes), 1.0, 8]
 
 
 def _key(aligned: bool = True, **changes: Any) -> DecodeCompileKey:
-    problem = replace(PROBLEM, **changes)
-    return decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
+    return key_of_decode(replace(PROBLEM, **changes), aligned=aligned)
 
 
 def _window_problem(op: str) -> WindowProblem:
@@ -93,7 +92,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("prebuilt")
     with ThreadPoolExecutor(1) as workers:
-        build_library(folder, "sm_90a", [_key(True), _key(False)], workers)
+        build_library(folder, "sm_90a-decode", [_key(True), _key(False)], workers)
     return folder
 
 
@@ -133,38 +132,50 @@ def _run_without_compiler(folder: Path, code: str) -> str:
 
 
 def _library(folder: Path) -> Path:
-    (library,) = folder.glob("sm_90a-*.so")
+    (library,) = folder.glob("sm_90a-decode-*.so")
     return library
 
 
+def _manifest(folder: Path) -> Path:
+    return folder / "sm_90a-decode.json"
+
+
 def _change_manifest(folder: Path, **changes: Any) -> None:
-    path = folder / "sm_90a.json"
+    path = _manifest(folder)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize("arch", list(ARCHES))
 def test_what_is_prebuilt_is_all_that_common_calls_can_need(arch: str) -> None:
-    keys = prebuilt_keys(arch)
+    families = {family: prebuilt_keys(arch, family) for family in FAMILIES}
+    assert all(family_of(key) == family for family, keys in families.items() for key in keys)
+    assert bool(families["window"]) == (arch in WINDOW_ARCHES)
+    keys = families["decode"] + families["window"]
     assert len(set(map(function_name, keys))) == len(keys)
     assert {key.arch for key in keys} == {arch}
     overlaps = {key.overlap for key in keys if not isinstance(key, CursorsCompileKey)}
     assert overlaps == ({False} if arch == "sm_80" else {False, True})
     names = set(map(function_name, keys))
     for rows, heads in ((1, 8), (3, 16), (17, 8), (64, 64), (200, 32), (777, 16), (4096, 64)):
-        for state_dtype, layout, aligned in (
-            (torch.float32, "vk", True),
-            (torch.float32, "kv", False),
-            (torch.bfloat16, "vk", False),
-            (torch.bfloat16, "kv", True),
-        ):
+        for state_dtype, layout in itertools.product((torch.float32, torch.bfloat16), ("vk", "kv")):
             problem = DecodeProblem.contiguous(
                 B=rows, P=rows, H=heads, K=128, V=128, state_dtype=state_dtype, device="cuda", arch=ARCHES[arch]
             )
             problem = replace(problem, state_layout=layout, overlap=rows % 2 == 1)
-            key = decode_compile_key(problem, choose_decode_tiles(problem), aligned=aligned)
-            assert function_name(key) in names
-            for window in window_problems(problem, 7 if rows % 2 else 16, (None, torch.int32)):
-                assert names.issuperset(map(function_name, keys_of_problem(window)))
+            assert names.issuperset(map(function_name, keys_of_problem(problem)))
+            if arch in WINDOW_ARCHES:
+                for window in window_problems(problem, 7 if rows % 2 else 15, (None, torch.int32)):
+                    assert names.issuperset(map(function_name, keys_of_problem(window)))
+
+
+@pytest.mark.parametrize("arch", list(ARCHES))
+def test_one_prebuilt_kernel_serves_all_batches_at_addresses_that_are_not_aligned(arch: str) -> None:
+    """Of each kind, layout and so on; the bits that it gives are those of every other tile."""
+    for family in FAMILIES:
+        keys = [key for key in prebuilt_keys(arch, family) if not isinstance(key, CursorsCompileKey)]
+        unaligned = [key for key in keys if not key.aligned]
+        assert len({key._replace(tiles=None) for key in unaligned}) == len(unaligned)
+        assert not any(key.overlap for key in unaligned)
 
 
 @pytest.mark.parametrize("op", ["decode", "decode_window", "verify", "commit", "advance"])
@@ -190,7 +201,7 @@ def test_window_kernels_are_loaded_and_refused_without_the_compiler(
     keys = [key for op in ("verify", "advance") for key in keys_of_problem(_window_problem(op))]
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as workers:
         patch.delitem(sys.modules, "cutlass")
-        build_library(tmp_path, "sm_90a", keys, workers)
+        build_library(tmp_path, "sm_90a-window", keys, workers)
     monkeypatch.setattr(prebuilt_kernels, "FOLDER", tmp_path)
     monkeypatch.setattr(cache, "_kernels", {})
     prebuilt_kernels.find_library.cache_clear()
@@ -205,8 +216,9 @@ def test_window_kernels_are_loaded_and_refused_without_the_compiler(
             UnsupportedByBackend, match=r"^commit: backend 'cute' has no prebuilt kernel .*la-cute\[jit\]"
         ):
             cache.compiled_kernel(_window_key("commit"))
-        with pytest.raises(UnsupportedByBackend, match=r"^decode: backend 'cute' has no prebuilt kernel"):
+        with pytest.raises(UnsupportedByBackend, match=r"^decode: backend 'cute' has no prebuilt kernel for this call"):
             cache.compiled_kernel(_window_key("decode_window"))
+        assert backend.refusal(PROBLEM) == f"has no prebuilt decode kernels for sm_90a, {NO_COMPILER}"
     finally:
         prebuilt_kernels.find_library.cache_clear()
 
@@ -243,7 +255,7 @@ def test_a_prebuilt_kernel_is_not_used_when_the_environment_says_so(
 @linked
 def test_a_library_of_other_sources_is_not_used(folder: Path, without_compiler: None) -> None:
     _change_manifest(folder, sources="0" * 64)
-    reason = f"has prebuilt kernels for sm_90a made from other sources, {NO_COMPILER}"
+    reason = f"has prebuilt decode kernels for sm_90a made from other sources, {NO_COMPILER}"
     assert backend.refusal(PROBLEM) == reason
     with pytest.raises(UnsupportedByBackend, match=re.escape(f"decode: backend 'cute' {reason}.")):
         cache.compiled_kernel(_key())
@@ -262,7 +274,7 @@ def test_where_there_is_a_compiler_a_library_of_other_sources_is_passed_over(fol
 )
 def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, damage: str) -> None:
     """A manifest that is given is the text in its file."""
-    library, manifest = _library(folder), folder / "sm_90a.json"
+    library, manifest = _library(folder), _manifest(folder)
     if damage == "library":
         content = bytearray(library.read_bytes())
         content[len(content) // 2] ^= 1
@@ -274,23 +286,23 @@ def test_a_damaged_library_is_not_used(folder: Path, without_compiler: None, dam
     else:
         manifest.write_text(damage)
     with pytest.warns(RuntimeWarning, match="la-cute does not use"):
-        assert backend.refusal(PROBLEM) == f"has damaged prebuilt kernels for sm_90a, {NO_COMPILER}"
+        assert backend.refusal(PROBLEM) == f"has damaged prebuilt decode kernels for sm_90a, {NO_COMPILER}"
     with pytest.raises(UnsupportedByBackend, match="damaged"):
         cache.compiled_kernel(_key())
 
 
 @linked
 def test_a_library_for_another_interface_of_tvm_ffi_is_not_used(folder: Path, without_compiler: None) -> None:
-    made_with = json.loads((folder / "sm_90a.json").read_text())["made_with"]
+    made_with = json.loads(_manifest(folder).read_text())["made_with"]
     _change_manifest(folder, made_with={**made_with, "apache-tvm-ffi": "0.0.9"})
     here = ".".join(importlib.metadata.version("apache-tvm-ffi").split(".")[:2])
-    reason = f"has prebuilt kernels for sm_90a that need apache-tvm-ffi 0.0, got {here}, {NO_COMPILER}"
+    reason = f"has prebuilt decode kernels for sm_90a that need apache-tvm-ffi 0.0, got {here}, {NO_COMPILER}"
     assert backend.refusal(PROBLEM) == reason
 
 
 @linked
 def test_another_release_with_the_same_interface_is_fine(folder: Path) -> None:
-    made_with = json.loads((folder / "sm_90a.json").read_text())["made_with"]
+    made_with = json.loads(_manifest(folder).read_text())["made_with"]
     _change_manifest(folder, made_with={**made_with, "apache-tvm-ffi": f"{made_with['apache-tvm-ffi']}.999"})
     cache.compiled_kernel(_key())
     assert cache.kernel_origins() == {"prebuilt": 1}
@@ -304,7 +316,9 @@ def test_without_a_compiler_what_is_not_prebuilt_is_refused(
     missing = f"has no prebuilt kernel for this call, {NO_COMPILER}"
     for changes in ({"K": 256}, {"io_dtype": torch.float32}, {"overlap": True}, {"offsets_dtype": torch.int64}):
         assert backend.refusal(replace(PROBLEM, **changes)) == missing
-    assert backend.refusal(replace(PROBLEM, arch=(10, 3))) == f"has no prebuilt kernels for sm_103a, {NO_COMPILER}"
+    assert (
+        backend.refusal(replace(PROBLEM, arch=(10, 3))) == f"has no prebuilt decode kernels for sm_103a, {NO_COMPILER}"
+    )
     assert backend.refusal(replace(PROBLEM, arch=(7, 5))) == "needs compute capability 8.0 or newer, got 7.5"
     with pytest.raises(UnsupportedByBackend, match=re.escape(missing)):
         cache.compiled_kernel(_key(K=256))
@@ -333,7 +347,9 @@ def test_code_for_8_0_serves_the_cards_of_8_6_and_8_9(monkeypatch: pytest.Monkey
     keys = [_key(aligned, arch=(8, 0)) for aligned in (True, False)]
     library = prebuilt_kernels.Library(tmp_path / "sm_80.so", frozenset(map(function_name, keys)))
     none = prebuilt_kernels.Library(tmp_path / "none.so", flaw="has none")
-    monkeypatch.setattr(prebuilt_kernels, "find_library", lambda folder, arch: library if arch == "sm_80" else none)
+    monkeypatch.setattr(
+        prebuilt_kernels, "find_library", lambda folder, arch, family: library if arch == "sm_80" else none
+    )
     monkeypatch.setattr(prebuilt_kernels, "compiler_installed", lambda: False)
     monkeypatch.delenv(prebuilt_kernels.ENV_PREBUILT, raising=False)
     for arch in ((8, 0), (8, 6), (8, 9)):
@@ -419,10 +435,11 @@ def test_a_library_shows_its_functions_and_nothing_else(built: Path) -> None:
 def test_a_library_is_built_again_only_when_something_has_changed(folder: Path) -> None:
     from la_cute.prebuild import is_current
 
-    assert is_current(folder, "sm_90a")
-    assert not is_current(folder, "sm_80")
+    assert is_current(folder, "sm_90a-decode")
+    assert not is_current(folder, "sm_90a-window")
+    assert not is_current(folder, "sm_80-decode")
     _change_manifest(folder, sources="0" * 64)
-    assert not is_current(folder, "sm_90a")
+    assert not is_current(folder, "sm_90a-decode")
 
 
 @linked
@@ -434,7 +451,7 @@ def test_a_library_is_not_made_of_sources_that_change_meanwhile(
     prebuilt_kernels.sources()
     monkeypatch.setattr(prebuilt_kernels, "source_hash", lambda package: "edited since")
     with ThreadPoolExecutor(1) as workers, pytest.raises(RuntimeError, match="have changed since"):
-        build_library(tmp_path, "sm_90a", [_key(True)], workers)
+        build_library(tmp_path, "sm_90a-decode", [_key(True)], workers)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -444,8 +461,33 @@ def test_a_new_library_takes_the_place_of_the_old(folder: Path) -> None:
 
     old = _library(folder)
     with ThreadPoolExecutor(1) as workers:
-        new = build_library(folder, "sm_90a", [_key(True)], workers)
+        new = build_library(folder, "sm_90a-decode", [_key(True)], workers)
     assert _library(folder) == new != old
+
+
+def test_what_belongs_to_no_library_is_removed(tmp_path: Path) -> None:
+    from la_cute.prebuild import remove_others
+
+    left = ["__init__.py", "sm_80-window.json", "sm_90a-decode-0f.so", "sm_90a-decode.json"]
+    for name in (*left, "sm_90a.json", "sm_90a-0f.so", "sm_90a-window.json", "sm_90a-window-0f.so"):
+        (tmp_path / name).touch()
+    remove_others(tmp_path, "sm_90a", ["sm_90a-decode"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+@linked
+def test_a_call_reads_only_the_library_of_its_operator(
+    folder: Path, without_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    digest = prebuilt_kernels.library_digest
+    monkeypatch.setattr(prebuilt_kernels, "library_digest", lambda path: read.append(path.name) or digest(path))
+    for path in (_library(folder), _manifest(folder)):
+        shutil.copy(path, path.with_name(path.name.replace("decode", "window")))
+    assert backend.refusal(PROBLEM) is None
+    assert read == [_library(folder).name]
+    assert backend.refusal(_window_problem("verify")) == f"has no prebuilt kernel for this call, {NO_COMPILER}"
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize(

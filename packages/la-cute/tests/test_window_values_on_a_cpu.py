@@ -79,7 +79,7 @@ class Emulation:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("la_cute.window_launch.compiled_kernel", self._kernel)
             if self.tiles is not None:
-                patch.setattr("la_cute.window_launch.choose_window_tiles", lambda problem: self.tiles)
+                patch.setattr("la_cute.kernel_keys.choose_window_tiles", lambda problem: self.tiles)
             return self._call(inputs)
 
     def _kernel(self, key: Key) -> EmulatedWindowKernel:

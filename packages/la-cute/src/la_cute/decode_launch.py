@@ -9,8 +9,8 @@ import torch
 
 from la_core.spec.decode_problem import DecodeProblem
 from la_cute.compiled_kernel_cache import compiled_kernel
-from la_cute.decode_compile_key import decode_compile_key
-from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles, choose_decode_tiles
+from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles
+from la_cute.kernel_keys import key_of_decode
 
 MAX_LAUNCHES = 4096
 """Problems whose launches are kept; beyond it all are dropped."""
@@ -26,7 +26,7 @@ class DecodeLaunch:
 
     def __init__(self, problem: DecodeProblem, tiles: DecodeTiles | None = None) -> None:
         self.problem = problem
-        self.tiles = tiles or choose_decode_tiles(problem)
+        self.tiles = tiles
         self._io_mask = IO_PIECE * problem.io_dtype.itemsize - 1
         # The stride of an axis of one element leads nowhere.
         strides = (
@@ -45,7 +45,7 @@ class DecodeLaunch:
         self._by_alignment: list[Any] = [None, None]
 
     def _prepare(self, aligned: bool) -> Any:
-        key = decode_compile_key(self.problem, self.tiles, aligned=aligned)
+        key = key_of_decode(self.problem, self.tiles, aligned=aligned)
         function = self._by_alignment[aligned] = compiled_kernel(key)
         return function
 

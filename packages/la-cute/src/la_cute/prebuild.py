@@ -1,10 +1,11 @@
-"""Building kernels ahead of time: one shared library for each architecture. Needs the compiler and gcc, but no GPU.
+"""Building kernels ahead of time: shared libraries for each architecture. Needs the compiler and gcc, but no GPU.
 
     python -m la_cute.prebuild [sm_90a ...]
 
-writes the libraries of the named architectures, of all by default, into the package, unless they are up to date. Each
-is linked of the kernels' object files, the compiler's static launch functions, the static CUDA runtime of the
-distribution `nvidia-cuda-runtime`, and `cuda_error.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
+writes the libraries of the named architectures, of all by default, into the package, unless they are up to date: one
+for decode, and where they are built ahead of time one for the operators of the KV window. Each is linked of the
+kernels' object files, the compiler's static launch functions, the static CUDA runtime of the distribution
+`nvidia-cuda-runtime`, and `cuda_error.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from la_cute.prebuilt_kernels import (
     MAKERS,
     Manifest,
     library_digest,
+    library_name,
     library_path,
+    manifest_path,
     sources,
     sources_changed,
 )
-from la_cute.prebuilt_keys import function_name, prebuilt_keys
+from la_cute.prebuilt_keys import FAMILIES, function_name, prebuilt_keys
 
 CUDA_RUNTIME = "nvidia-cuda-runtime"
 
@@ -52,8 +55,13 @@ EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
 """Nothing else is seen from outside, so that a second CUDA runtime in the process does not meet this one."""
 
 
-def build_library(folder: Path, arch: str, keys: Sequence[KernelKey], workers: Executor) -> Path:
-    """Compile `keys`, all of `arch`, link them into a library in `folder`, and describe it by a manifest.
+def build_library(folder: Path, name: str, keys: Sequence[KernelKey], workers: Executor) -> Path:
+    """Compile `keys`, link them into a library in `folder`, and describe it by a manifest.
+
+    Parameters
+    ----------
+    name
+        Of the library, see :func:`la_cute.prebuilt_kernels.library_name`: all keys are of its architecture and family.
 
     Raises
     ------
@@ -62,16 +70,16 @@ def build_library(folder: Path, arch: str, keys: Sequence[KernelKey], workers: E
         of either.
     """
     sources()
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
+    with tempfile.TemporaryDirectory() as home:
+        scratch = Path(home)
         targets = [scratch / f"{function_name(key)}.o" for key in keys]
-        list(workers.map(export_kernel, keys, targets, chunksize=4))
+        list(workers.map(export_kernel, keys, targets))
         linked = link(targets, scratch)
         if sources_changed():
             raise RuntimeError("the sources of la-cute have changed since this process started: build again")
         folder.mkdir(exist_ok=True)
         digest = library_digest(linked)
-        library = library_path(folder, arch, digest)
+        library = library_path(folder, name, digest)
         shutil.move(linked, folder / f".{library.name}")
         os.replace(folder / f".{library.name}", library)
     manifest = Manifest(
@@ -81,8 +89,8 @@ def build_library(folder: Path, arch: str, keys: Sequence[KernelKey], workers: E
         glibc=(2, max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes()))),
         functions=tuple(map(function_name, keys)),
     )
-    manifest.write(folder / f"{arch}.json")
-    for old in folder.glob(f"{arch}-*.so"):
+    manifest.write(manifest_path(folder, name))
+    for old in folder.glob(f"{name}-*.so"):
         if old != library:
             old.unlink()
     return library
@@ -133,11 +141,18 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in (*MAKERS, CUDA_RUNTIME)}
 
 
-def is_current(folder: Path, arch: str) -> bool:
-    """Whether the library of an architecture is what `build_library` would make now."""
+def remove_others(folder: Path, arch: str, names: Sequence[str]) -> None:
+    """Remove what lies in `folder` for an architecture and belongs to none of its libraries: it would be packaged."""
+    for path in folder.glob(f"{arch}[-.]*"):
+        if not path.name.startswith(tuple(f"{name}{mark}" for name in names for mark in "-.")):
+            path.unlink()
+
+
+def is_current(folder: Path, name: str) -> bool:
+    """Whether a library is what `build_library` would make now."""
     try:
-        manifest = Manifest.read(folder / f"{arch}.json")
-        digest = library_digest(library_path(folder, arch, manifest.library))
+        manifest = Manifest.read(manifest_path(folder, name))
+        digest = library_digest(library_path(folder, name, manifest.library))
     except (OSError, ValueError):
         return False
     return (manifest.sources, manifest.library, manifest.made_with) == (sources(), digest, _versions())
@@ -158,14 +173,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Not forked: the compiler has threads.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
         for arch in options.arch or ARCHES:
-            if is_current(FOLDER, arch):
-                sys.stdout.write(f"{arch}: up to date\n")
-                continue
-            start, keys = time.monotonic(), prebuilt_keys(arch)
-            library = build_library(FOLDER, arch, keys, workers)
-            size, seconds = library.stat().st_size / 1e6, time.monotonic() - start
-            sys.stdout.write(f"{arch}: {len(keys)} kernels, {size:.1f} MB, in {seconds:.0f} s\n")
-            sys.stdout.flush()
+            libraries = {library_name(arch, family): prebuilt_keys(arch, family) for family in FAMILIES}
+            libraries = {name: keys for name, keys in libraries.items() if keys}
+            remove_others(FOLDER, arch, list(libraries))
+            for name, keys in libraries.items():
+                if is_current(FOLDER, name):
+                    sys.stdout.write(f"{name}: up to date\n")
+                    continue
+                start = time.monotonic()
+                library = build_library(FOLDER, name, keys, workers)
+                size, seconds = library.stat().st_size / 1e6, time.monotonic() - start
+                sys.stdout.write(f"{name}: {len(keys)} kernels, {size:.1f} MB, in {seconds:.0f} s\n")
+                sys.stdout.flush()
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Kernels that were compiled ahead of time: one library for each architecture, described by a manifest beside it.
+"""Kernels that were compiled ahead of time: for an architecture, a library for decode and one for the window operators.
 
-`python -m la_cute.prebuild` makes both. A library is used only if the sources of this package are those it was made of,
-if it is the file that was made, and if tvm-ffi still speaks the interface that it was made for. A look costs a few
-milliseconds, once a process: it reads the sources and the library.
+`python -m la_cute.prebuild` makes them, each with a manifest beside it. A library is used only if the sources of this
+package are those it was made of, if it is the file that was made, and if tvm-ffi still speaks the interface that it was
+made for. A look costs a few milliseconds, once a process and library: it reads the sources and that library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import mmap
 import os
 import warnings
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.window_problem import WindowProblem
 from la_cute.decode_tiles import ACCESS_BYTES
 from la_cute.kernel_keys import KernelKey, keys_of_problem
-from la_cute.prebuilt_keys import function_name
+from la_cute.prebuilt_keys import Family, family_of, function_name
 
 ENV_PREBUILT = "LA_CUTE_PREBUILT"
 """`0`: prebuilt kernels are not used."""
@@ -40,6 +39,9 @@ COMPILER, COMPILER_VERSION = "nvidia-cutlass-dsl", "4.8."
 
 MAKERS = (COMPILER, f"{COMPILER}-libs-base", f"{COMPILER}-libs-cu13", FFI)
 """Distributions whose versions a compiled kernel depends on."""
+
+PIECE_BYTES = 256 * 1024
+"""What is read of a library at a time: it stays in a cache of the processor until it is hashed."""
 
 ADVICE = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
 
@@ -97,18 +99,31 @@ class Library:
     flaw: str = ""
 
 
-def library_path(folder: Path, arch: str, digest: str) -> Path:
+def library_name(arch: str, family: Family) -> str:
+    """What the files of a library begin with."""
+    return f"{arch}-{family}"
+
+
+def manifest_path(folder: Path, name: str) -> Path:
+    """Where the manifest of a library is."""
+    return folder / f"{name}.json"
+
+
+def library_path(folder: Path, name: str, digest: str) -> Path:
     """Where a library is. A new one has a new name: a process that has looked at the one before still finds that, or
     nothing.
     """
-    return folder / f"{arch}-{digest[:16]}.so"
+    return folder / f"{name}-{digest[:16]}.so"
 
 
 def library_digest(path: Path) -> str:
-    """SHA-256 of a library; a ValueError says that it is empty."""
-    # Mapped: reading it into memory takes about as long as hashing it.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()
+    """SHA-256 of a library: the quickest hash of `hashlib` where processors have instructions for it."""
+    # Mapped, it takes a quarter longer: each page is a fault.
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            digest.update(piece[:size])
+    return digest.hexdigest()
 
 
 @functools.cache
@@ -148,7 +163,7 @@ def why_missing(key: KernelKey) -> str | None:
     if os.environ.get(ENV_PREBUILT) == "0":
         return f"may use no prebuilt kernel ({ENV_PREBUILT}=0), {ADVICE}"
     found = _of_library(key)
-    library = find_library(FOLDER, found.arch)
+    library = find_library(FOLDER, found.arch, family_of(found))
     if library.flaw:
         return f"{library.flaw}, {ADVICE}"
     if function_name(found) not in library.functions:
@@ -161,7 +176,7 @@ def prebuilt_kernel(key: KernelKey) -> Any:
     if why_missing(key) is not None:
         return None
     found = _of_library(key)
-    path = find_library(FOLDER, found.arch).path
+    path = find_library(FOLDER, found.arch, family_of(found)).path
     try:
         return _module(path)[function_name(found)]
     except (RuntimeError, AttributeError) as reason:
@@ -177,24 +192,25 @@ def _module(path: Path) -> Any:
 
 
 @functools.cache
-def find_library(folder: Path, arch: str) -> Library:
-    """The library of an architecture, looked at once a process."""
-    path = folder / f"{arch}.json"
+def find_library(folder: Path, arch: str, family: Family) -> Library:
+    """The library of an architecture and a family, looked at once a process."""
+    name, kernels = library_name(arch, family), f"prebuilt {family} kernels for {arch}"
+    path = manifest_path(folder, name)
     if not path.exists():
-        return Library(path, flaw=f"has no prebuilt kernels for {arch}")
+        return Library(path, flaw=f"has no {kernels}")
     try:
         manifest = Manifest.read(path)
-        path = library_path(folder, arch, manifest.library)
+        path = library_path(folder, name, manifest.library)
         digest = library_digest(path)
     except (OSError, ValueError) as reason:
-        return _damaged(path, arch, str(reason))
+        return _damaged(path, kernels, str(reason))
     if manifest.sources != sources():
-        return Library(path, flaw=f"has prebuilt kernels for {arch} made from other sources")
+        return Library(path, flaw=f"has {kernels} made from other sources")
     if manifest.library != digest:
-        return _damaged(path, arch, "it is not the file that its manifest describes")
+        return _damaged(path, kernels, "it is not the file that its manifest describes")
     needed, here = _interface(manifest.made_with[FFI]), _interface(_version_here())
     if needed != here:
-        return Library(path, flaw=f"has prebuilt kernels for {arch} that need {FFI} {needed}, got {here}")
+        return Library(path, flaw=f"has {kernels} that need {FFI} {needed}, got {here}")
     return Library(path, frozenset(manifest.functions))
 
 
@@ -210,9 +226,9 @@ def _version_here() -> str:
         return "none"
 
 
-def _damaged(path: Path, arch: str, reason: str) -> Library:
+def _damaged(path: Path, kernels: str, reason: str) -> Library:
     warnings.warn(f"la-cute does not use {path}: {reason}", RuntimeWarning, stacklevel=6)
-    return Library(path, flaw=f"has damaged prebuilt kernels for {arch}")
+    return Library(path, flaw=f"has damaged {kernels}")
 
 
 def _of_library(key: KernelKey) -> KernelKey:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from typing import Literal
 
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
 from la_core.spec.window_problem import WindowProblem
-from la_cute.decode_compile_key import ARCHES, decode_compile_key
-from la_cute.decode_tiles import DecodeTiles, choose_decode_tiles
+from la_cute.decode_compile_key import ARCHES
 from la_cute.kernel_keys import KernelKey, keys_of_problem
 from la_cute.window_problems import window_problems
+
+Family = Literal["decode", "window"]
+"""Kernels that one library holds: a process opens those of decode alone until it calls an operator of the KV window."""
+
+FAMILIES: tuple[Family, ...] = ("decode", "window")
 
 KINDS = (
     (128, torch.bfloat16, torch.float32),
@@ -27,29 +32,36 @@ KINDS = (
 OFFSETS_DTYPES = (torch.int32, torch.int64)
 LAYOUTS: tuple[StateLayout, ...] = ("vk", "kv")
 
+WINDOW_ARCHES = ("sm_80", "sm_90a", "sm_100a")
+"""Those of the servers that run the large models which window operators are for."""
+
 WINDOW_KINDS = KINDS[:2]
 """Those of the window operators, with windows in the dtype of q, k and v, and offsets in int32."""
 
-PLACES = (7, 15, 16)
-"""Of windows: kernels are made for up to 7, 15 or 31 places in `decode`, and for up to 8 or 16 in `verify`."""
+PLACES = (7, 15)
+"""Of windows: kernels are made for up to 7 or 15 places in `decode`, and for up to 8 or 16 in `verify`."""
 
 COUNTS_DTYPES = (None, torch.int32)
 """Of draft lengths and accepted tokens."""
 
-HEADS = (1, 8, 16, 32, 64)
-MOST_ROWS = 4096
+MOST_STATES = 4096 * 64
+"""Rows times heads of the largest batch."""
 
 
-def prebuilt_keys(arch: str) -> list[KernelKey]:
-    """The keys of an architecture: for the kinds above, all that a batch of any size can need.
+def prebuilt_keys(arch: str, family: Family) -> list[KernelKey]:
+    """The keys of an architecture's library: for the kinds above, all that a batch of any size can need.
 
-    Both layouts, states at multiples of 16 bytes and not, calls that overlap and calls that do not. What else the
-    backend runs is left to the compiler: other sizes, K other than V, float32 q, k and v, float16 states, an out of
-    another dtype, longer windows, and with windows also offsets and counts in int64.
+    Both layouts, calls that overlap and calls that do not, and any addresses: so that no call is refused for those,
+    which are not known before it.
+
+    What else the backend runs is left to the compiler: other sizes, K other than V, float32 q, k and v, float16 states,
+    an out of another dtype. A kernel of a window operator takes more than twice as long to compile as one of decode, so
+    of these it is also K = V = 64, float16, offsets and counts in int64, sm_120a, and longer windows than
+    :data:`PLACES` says; `commit` takes any window.
     """
+    problems = itertools.product(KINDS, OFFSETS_DTYPES, LAYOUTS, (False, True))
     keys: dict[KernelKey, None] = {}
-    calls = itertools.product(KINDS, OFFSETS_DTYPES, LAYOUTS, (False, True))
-    for (size, io_dtype, state_dtype), offsets_dtype, layout, overlap in calls:
+    for (size, io_dtype, state_dtype), offsets_dtype, layout, overlap in problems:
         problem = DecodeProblem.contiguous(
             B=1,
             P=1,
@@ -64,13 +76,18 @@ def prebuilt_keys(arch: str) -> list[KernelKey]:
             arch=ARCHES[arch],
         )
         problem = replace(problem, overlap=overlap)
-        for tiles, aligned in itertools.product(_tiles_of_all_batches(problem), (True, False)):
-            keys[decode_compile_key(problem, tiles, aligned=aligned)] = None
-        if (size, io_dtype, state_dtype) in WINDOW_KINDS and offsets_dtype is torch.int32:
+        if family == "decode":
+            keys.update(dict.fromkeys(_keys_of_all_batches(problem)))
+        elif arch in WINDOW_ARCHES and (size, io_dtype, state_dtype) in WINDOW_KINDS and offsets_dtype is torch.int32:
             for places in PLACES:
                 for window in window_problems(problem, places, COUNTS_DTYPES):
                     keys.update(dict.fromkeys(_keys_of_all_batches(window)))
     return list(keys)
+
+
+def family_of(key: KernelKey) -> Family:
+    """The family of a key."""
+    return "decode" if key.op == "decode" else "window"
 
 
 def function_name(key: KernelKey) -> str:
@@ -81,23 +98,12 @@ def function_name(key: KernelKey) -> str:
     return "_".join(str(value).removeprefix("torch.") for value in parts)
 
 
-def _tiles_of_all_batches(problem: DecodeProblem) -> set[DecodeTiles]:
-    """What is chosen for any number of rows and heads."""
-    return {choose_decode_tiles(replace(problem, B=rows, H=heads)) for heads in HEADS for rows in _batches()}
+def _keys_of_all_batches(problem: DecodeProblem | WindowProblem) -> Iterator[KernelKey]:
+    """What is chosen for any number of rows and heads, of which only their product counts.
 
-
-def _keys_of_all_batches(window: WindowProblem) -> set[KernelKey]:
-    """What is chosen for any number of rows and heads."""
-    return {
-        key
-        for heads, rows in itertools.product(HEADS, (1 << power for power in range(13)))
-        for key in keys_of_problem(replace(window, B=rows, H=heads))
-    }
-
-
-def _batches() -> Iterator[int]:
-    """Every batch up to 64, then steps of a few percent: no tile is chosen for a narrower range than that."""
-    rows = 1
-    while rows <= MOST_ROWS:
-        yield rows
-        rows += max(1, rows // 64)
+    Every one up to 32, then steps of at most 1/16: no tile is chosen for a narrower range than that.
+    """
+    states = 1
+    while states <= MOST_STATES:
+        yield from keys_of_problem(replace(problem, B=states))
+        states += max(1, states // 16)

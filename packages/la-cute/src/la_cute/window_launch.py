@@ -12,8 +12,9 @@ from la_core.spec.kv_window import MAX_PLACES, KVWindow
 from la_core.spec.window_problem import WindowProblem
 from la_cute.compiled_kernel_cache import compiled_kernel
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE
-from la_cute.window_compile_key import cursors_compile_key, window_compile_key
-from la_cute.window_tiles import WindowTiles, choose_window_tiles
+from la_cute.kernel_keys import key_of_window
+from la_cute.window_compile_key import cursors_compile_key
+from la_cute.window_tiles import WindowTiles
 
 MAX_LAUNCHES = 4096
 """Problems whose launches are kept; beyond it all are dropped."""
@@ -31,7 +32,7 @@ class WindowLaunch:
         assert problem.state_dtype is not None
         assert problem.window_dtype is not None
         self.problem = problem
-        self.tiles = tiles or choose_window_tiles(problem)
+        self.tiles = tiles
         # commit has no q, k and v.
         self._io_mask = IO_PIECE * (problem.io_dtype or problem.window_dtype).itemsize - 1
         self._window_mask = IO_PIECE * problem.window_dtype.itemsize - 1
@@ -57,7 +58,7 @@ class WindowLaunch:
         return self._by_alignment[aligned] or self._prepare(aligned)
 
     def _prepare(self, aligned: bool) -> Any:
-        key = window_compile_key(self.problem, self.tiles, aligned=aligned)
+        key = key_of_window(self.problem, self.tiles, aligned=aligned)
         function = self._by_alignment[aligned] = compiled_kernel(key)
         return function
 
