@@ -152,9 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_first(commands)
     host = commands.add_parser(
         "host",
-        help="what la_core.decode costs from Python",
-        description="Time la_core.decode around a backend that does nothing, with all checks on, against torch.add of "
-        "a one-element CPU tensor in the same process.",
+        help="what the operators cost from Python",
+        description="Time la_core.decode and the operators with a window around a backend that does nothing, with all "
+        "checks on, against torch.add of a one-element CPU tensor in the same process.",
     )
     host.add_argument(
         "--max-ratio", type=_positive, metavar="X", help="exit with status 1 if a main figure exceeds X times torch.add"

@@ -284,3 +284,16 @@ def test_what_is_remembered_of_memory_is_bounded(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         call_window_operator("fold", {**arguments, **apart})
     assert judged == []
+
+
+@pytest.mark.parametrize("op", ["decode", "verify", "fold", "commit", "advance"])
+def test_values_of_slots_that_no_row_names_are_not_judged(op: str) -> None:
+    """Padding rows have no slot: whatever slot 0 holds is none of the call's business, until a row names it."""
+    arguments = legal_window_arguments(op)
+    arguments["window"].start[0], arguments["window"].length[0] = -7, 99
+    arguments["s_offsets"].copy_(torch.tensor([-1, 2]))
+    call_window_operator(op, arguments)
+    arguments["s_offsets"].copy_(torch.tensor([0, -1]))
+    for _ in range(2):
+        with pytest.raises(SpecViolation, match=f"{op}: window.start must be from 0 to N - 1 = 3; got -7 in slot 0"):
+            call_window_operator(op, arguments)
