@@ -24,6 +24,7 @@ from la_bench.window_variants import DecodesVariant, Way, WayVariant, rivals_of
 from la_core import WindowProblem
 from la_core.conformance.window_inputs import WindowInputs
 from la_core.spec.decode_problem import compute_capability
+from la_core.spec.window_problem import WindowOp
 
 WALK = 4
 """Most calls in a sample on a CPU."""
@@ -31,7 +32,7 @@ WALK = 4
 HOST_BYTES, HOST_LAYERS = 64 << 20, 4
 """Host time is taken of calls with at most so many bytes of states, and so many layers."""
 
-BACKEND_OPS = {"deferred": "decode_window", "verify": "verify", "commit": "commit"}
+BACKEND_OPS: dict[str, WindowOp] = {"deferred": "decode_window", "verify": "verify", "commit": "commit"}
 """What a backend calls them."""
 
 TRUTH_S = 0.5
@@ -55,23 +56,18 @@ class WindowSubject(GridSubject):
     def asked(self) -> WindowProblem:
         """See :class:`la_bench.comparison.Subject`."""
         point, spec = self.point, self.spec
-        tokens = None if spec.op == "commit" else point.io_dtype
-        return WindowProblem(
-            op=BACKEND_OPS[spec.op],  # type: ignore[arg-type]
-            L=spec.layers if spec.op == "commit" else 1,
+        return WindowProblem.contiguous(
+            BACKEND_OPS[spec.op],
             B=point.B,
-            T=spec.drafts if spec.op == "verify" else 1,
             P=self.problem.P,
             N=spec.places[0],
             H=point.H,
-            G=point.H,
             K=SIZE,
             V=SIZE,
-            io_dtype=tokens,
-            out_dtype=tokens,
-            window_dtype=point.io_dtype,
+            T=spec.drafts,
+            L=spec.layers,
+            io_dtype=point.io_dtype,
             state_dtype=point.state_dtype,
-            offsets_dtype=torch.int32,
             counts_dtype=torch.int32 if spec.op == "commit" else None,
             state_layout=point.layout,
             device=self.problem.device,
@@ -110,7 +106,7 @@ class WindowSubject(GridSubject):
     def bytes_of(self, variant: Variant) -> float:
         """See :class:`la_bench.comparison.Subject`."""
         if isinstance(variant, WayVariant):
-            return variant.way.traffic().bytes_at(self.point)
+            return variant.way.bytes_at(self.point)
         if variant.facts.kind == "floor" and self._floor is not None:
             return self._floor.bytes_per_call
         return self.bytes_per_call * (self.spec.drafts if isinstance(variant, DecodesVariant) else 1)
