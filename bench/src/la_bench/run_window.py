@@ -142,8 +142,8 @@ class WindowSubject(GridSubject):
         return call
 
     def _phases(self, way: Way) -> tuple[int, ...]:
-        """A full window for the first row, one less for each row behind; one that is not full if there is but one."""
-        return (0,) if self.point.B > 1 or not way.phased else (0, way.places // 2 + 1)
+        """The fullest window for the first row, one less for each row behind; another one if there is but one row."""
+        return (0,) if self.point.B > 1 or not way.phased else (0, way.longest // 2 + 1)
 
     def _judge_way(self, variant: WayVariant, phase: int) -> Verdict:
         """Judge all calls of a step, with windows of all lengths where these matter."""
@@ -152,7 +152,7 @@ class WindowSubject(GridSubject):
         before = length.clone()
         if way.phased:
             rows = torch.arange(self.point.B, device=length.device)
-            length[call.s_offsets.long()] = ((way.places - phase - rows) % (way.places + 1)).int()
+            length[call.s_offsets.long()] = ((way.longest - phase - rows) % (way.longest + 1)).int()
         try:
             count = len(way.actions(call, in_place=True))
             return judge_actions([self._maker(way, phase, n) for n in range(count)], variant.run_action)

@@ -21,14 +21,18 @@ def deferred_bytes(point: GridPoint, places: int) -> float:
 def kept_bytes(point: GridPoint, places: int, drafts: int) -> float:
     """Of a verification, and of a fold of the rows that have no room for the next one."""
     length = steady_lengths(places, drafts)
-    pending = sum(n * share for n, share in enumerate(length))
     after = [(n + a, share / drafts) for n, share in enumerate(length) for a in range(1, drafts + 1)]
     folds = [(n, share) for n, share in after if n + drafts > places]
-    verify = _problem("verify", point, places, drafts).bytes_moved(pending=pending)
     fold = _problem("commit", point, places).bytes_moved(
         pending=sum(n * share for n, share in folds), writing=sum(share for _, share in folds)
     )
-    return verify + fold
+    return verify_bytes(point, places, drafts) + fold
+
+
+def verify_bytes(point: GridPoint, places: int, drafts: int) -> float:
+    """Of a verification alone."""
+    pending = sum(n * share for n, share in enumerate(steady_lengths(places, drafts)))
+    return _problem("verify", point, places, drafts).bytes_moved(pending=pending)
 
 
 def once_bytes(point: GridPoint, drafts: int) -> float:

@@ -27,7 +27,7 @@ from la_bench.variants import (
 )
 from la_bench.window_calls import Group, WindowCall
 from la_bench.window_spec import WindowSpec
-from la_bench.window_traffic import commit_bytes, deferred_bytes, kept_bytes, once_bytes
+from la_bench.window_traffic import commit_bytes, deferred_bytes, kept_bytes, once_bytes, verify_bytes
 from la_core import KVWindow
 from la_core.conformance.window_cases import WindowCase
 from la_core.conformance.window_inputs import WindowInputs
@@ -51,6 +51,8 @@ class Way(ABC):
         Whether what it does depends on how full the window is.
     renews
         Whether other drafts are accepted in each sample.
+    longest
+        Most pending tokens that it is judged with.
     """
 
     label: str
@@ -59,6 +61,11 @@ class Way(ABC):
     places: int
     phased = False
     renews = False
+
+    @property
+    def longest(self) -> int:
+        """A full window, where nothing else is said."""
+        return self.places
 
     @abstractmethod
     def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
@@ -125,6 +132,30 @@ class Kept(Way):
     def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
         return kept_bytes(point, self.places, self.drafts)
+
+
+class Verifies(Way):
+    """verify alone, with room for all drafts."""
+
+    phased = True
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.places, self.drafts = spec.places[0], spec.drafts
+        self.label = self.window = f"window{self.places}"
+        self.note = f"verify, with a window of {self.places} places."
+
+    @property
+    def longest(self) -> int:
+        """See :class:`Way`."""
+        return self.places - self.drafts
+
+    def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
+        """See :class:`Way`."""
+        return [_action("verify", call, self.window, call.here, layer=0, tokens=call.drafts)]
+
+    def bytes_at(self, point: GridPoint) -> float:
+        """See :class:`Way`."""
+        return verify_bytes(point, self.places, self.drafts)
 
 
 class Once(Way):
