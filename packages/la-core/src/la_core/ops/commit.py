@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import commit_operator
 from la_core.ops.window_values import check_window_values
@@ -162,10 +163,7 @@ def run_commit(
     if check_offsets is not None:
         check_optional_bool(op, "check_offsets", check_offsets)
     check_window_type(op, window)
-    tensors: tuple[torch.Tensor, ...] = (
-        *(window.k, window.v, window.start, window.length),
-        *(s, s_offsets, decay_scales),
-    )
+    tensors: Tensors = (window.k, window.v, window.start, window.length, s, s_offsets, decay_scales)
     call = calls.one
     if isinstance(accepted, torch.Tensor):
         call, tensors = calls.each, (*tensors, accepted)

@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import verify_operator
 from la_core.ops.window_values import check_window_values
@@ -109,10 +110,7 @@ def verify(
     if check_offsets is not None:
         check_optional_bool("verify", "check_offsets", check_offsets)
     check_window_type("verify", window)
-    tensors: tuple[torch.Tensor, ...] = (
-        *(q, k, v, s, s_offsets, decay_scales),
-        *(window.k, window.v, window.start, window.length),
-    )
+    tensors: Tensors = (q, k, v, s, s_offsets, decay_scales, window.k, window.v, window.start, window.length)
     call = _PLAIN
     if draft_lengths is not None:
         call, tensors = _RAGGED, (*tensors, draft_lengths)

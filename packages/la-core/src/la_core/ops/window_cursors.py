@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WindowCall
 from la_core.ops.window_traced import advance_operator, clear_operator
 from la_core.ops.window_values import check_window_values
@@ -70,7 +71,7 @@ def advance(
     if check_offsets is not None:
         check_optional_bool("advance", "check_offsets", check_offsets)
     check_window_type("advance", window)
-    tensors: tuple[torch.Tensor, ...] = (window.k, window.start, window.length, s_offsets)
+    tensors: Tensors = (window.k, window.start, window.length, s_offsets)
     call = _ADVANCE
     if isinstance(accepted, torch.Tensor):
         call, tensors = _ADVANCE_EACH, (*tensors, accepted)

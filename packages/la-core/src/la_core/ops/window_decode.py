@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_compiling
 
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import decode_window_operator
 from la_core.ops.window_values import check_window_values
@@ -48,10 +49,7 @@ def decode_window(
     if check_offsets is not None:
         check_optional_bool("decode", "check_offsets", check_offsets)
     check_window_type("decode", window)
-    tensors: tuple[torch.Tensor, ...] = (
-        *(q, k, v, s, s_offsets, decay_scales),
-        *(window.k, window.v, window.start, window.length),
-    )
+    tensors: Tensors = (q, k, v, s, s_offsets, decay_scales, window.k, window.v, window.start, window.length)
     call = _ALLOCATING
     if out is not None:
         call, tensors = _GIVEN, (*tensors, out)

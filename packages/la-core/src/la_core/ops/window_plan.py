@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from la_core.backends.choose_backend import CallDefaults, current_defaults
 from la_core.ops.kept_plans import KeptPlan, PlanStore, Tensors
 from la_core.spec.state_pool_rules import check_no_shared_memory
@@ -15,6 +17,9 @@ MAX_ADDRESSES = 1024
 
 WINDOW = ("window.k", "window.v", "window.start", "window.length")
 """Names of the tensors of a window, in the order in which they are passed around."""
+
+_address_of = torch.Tensor.data_ptr
+"""Of one tensor, without looking up its method: a call asks for ten and more."""
 
 
 class WindowPlan(KeptPlan[WindowProblem]):
@@ -81,7 +86,7 @@ class WindowCall(PlanStore[WindowPlan]):
             or plan.defaults is not current_defaults.get()
         ):
             return None
-        if tuple([t.data_ptr() for t in tensors]) not in plan.apart:
+        if tuple(map(_address_of, tensors)) not in plan.apart:
             self._check_addresses(plan, tensors)
         return plan
 
@@ -110,7 +115,7 @@ class WindowCall(PlanStore[WindowPlan]):
 
     def _check_addresses(self, plan: WindowPlan, tensors: Tensors) -> None:
         """Judge where the tensors lie, unless that was done before."""
-        addresses = tuple([t.data_ptr() for t in tensors])
+        addresses = tuple(map(_address_of, tensors))
         if addresses in plan.apart:
             return
         if self._ranges_meet(addresses, plan.extents):
