@@ -133,6 +133,92 @@ def test_a_whole_step_replays_like_eager_calls(windows: WindowTarget, step: str,
             assert same_bits(ours, theirs), f"{name} after replay {n}"
 
 
+def _projection(model: Model) -> tuple[list[torch.Tensor], Callable[[], object], Callable[[], object]]:
+    """q, k and v as slices of one product of matrices: the tensors, the product, and how to poison and change it."""
+    random = torch.Generator(model.windows.device).manual_seed(1)
+    bf16 = {"dtype": torch.bfloat16, "device": model.windows.device}
+    widths = [G * model.K, G * model.K, H * model.V]
+    fused = torch.empty(B, model.T, sum(widths), **bf16)
+    hidden = torch.empty(B * model.T, 4096, **bf16)
+    weights = torch.empty(4096, sum(widths), **bf16).normal_(0, 1 / 64, generator=random)
+
+    def renew() -> None:
+        fused.fill_(torch.nan)
+        hidden.normal_(generator=random)
+
+    parts = fused.split(widths, dim=-1)
+    tokens = [part.unflatten(-1, (heads, -1)) for part, heads in zip(parts, (G, G, H), strict=True)]
+    return tokens, lambda: torch.mm(hidden, weights, out=fused.view(B * model.T, -1)), renew
+
+
+def _layer_before(model: Model) -> tuple[list[torch.Tensor], Callable[[], object], Callable[[], object]]:
+    """q, k and v as slices of what another layer puts out last: a large verify, which lets the next kernel start early.
+
+    The same three as of :func:`_projection`.
+    """
+    windows, rows = model.windows, 512
+    case = WindowCase("verify", B=rows, P=rows, N=8, T=model.T, H=H, G=G, K=model.K, V=model.V)
+    first = _with_out(windows.inputs(case))
+    assert first.out is not None
+    random = torch.Generator(windows.device).manual_seed(1)
+
+    def renew() -> None:
+        first.out.fill_(torch.nan)
+        first.q.normal_(generator=random)
+
+    x = first.out[-B:]
+    return [x[:, :, :G, : model.K], x[:, :, G : 2 * G, : model.K], x], lambda: windows.run(first), renew
+
+
+@pytest.mark.parametrize("make", [_projection, _layer_before], ids=["projection", "layer"])
+def test_verify_that_overlaps_waits_for_its_tokens(
+    windows: WindowTarget,
+    make: Callable[[Model], tuple[list[torch.Tensor], Callable[[], object], Callable[[], object]]],
+) -> None:
+    """In one graph with the kernel before it, which writes q, k and v; NaN until then.
+
+    Replayed for other slots, padding and draft lengths, over pending tokens, and compared with calls that are made
+    eagerly, without overlap and after the tokens are there.
+    """
+    windows.needs("verify", "commit", "advance")
+    replayed, eager = (Model(windows, 4, N=16) for _ in range(2))
+    for model in (replayed, eager):
+        for n in range(3):  # 4 drafts at most are accepted in each, so that there is room for 4 more
+            model.edit(n)
+            model.speculative_step()
+    tokens, produce, renew = make(replayed)
+
+    def verify(model: Model, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        layer = (*model._layer(0), model.window.layer(0))
+        windows.verify(q, k, v, *layer, draft_lengths=model.drafts, out=model.out[0])
+
+    def step() -> None:
+        produce()
+        verify(replayed, *tokens)
+
+    def assert_like_eager(what: str) -> None:
+        torch.cuda.synchronize()
+        verify(eager, *(tensor.clone() for tensor in tokens))
+        assert bool(replayed.out[0].isfinite().all()), f"out after {what}"
+        for name, ours, theirs in zip(
+            ("s", "window.k", "window.v", "start", "length", "out"), replayed.state(), eager.state(), strict=True
+        ):
+            assert same_bits(ours, theirs), f"{name} after {what}"
+
+    renew()
+    with use_overlap():
+        step()  # so that kernels are there
+    assert_like_eager("an eager call")
+    with use_overlap():
+        graph = _captured(step)
+    for n in range(3, 13):
+        renew()
+        for model in (replayed, eager):
+            model.edit(n)
+        graph.replay()
+        assert_like_eager(f"replay {n}")
+
+
 @every_op
 def test_a_graph_does_what_the_contract_says(windows: WindowTarget, base: WindowCase) -> None:
     """Captured after a call, and replayed on fresh values of every argument, judged like any call."""

@@ -8,9 +8,17 @@ import pytest
 
 import la_bench.ref_cost
 from la_bench.cli import main
-from la_bench.host_overhead import BASELINE, HostCost, host_variants, installed_backend, measure_host, over_limit
+from la_bench.host_overhead import (
+    BASELINE,
+    OPERATORS,
+    HostCost,
+    host_variants,
+    installed_backend,
+    measure_host,
+    over_limit,
+)
 from la_bench.timing import Spread
-from la_core import BackendUnavailable, decode, list_backends, use_backend
+from la_core import BackendUnavailable, list_backends, use_backend
 from la_ref.blocks import BLOCK_BYTES
 
 TARGET = "la_bench.do_nothing_backend:backend"
@@ -42,7 +50,7 @@ def test_every_variant_is_a_legal_call_of_the_backend_that_does_nothing() -> Non
             names.add(variant.name)
             out = variant.names.get("out")
             before = None if out is None else out.fill_(3.0).clone()
-            exec(variant.statement, {"decode": decode, **variant.names})
+            exec(variant.statement, {**OPERATORS, **variant.names})
             assert before is None or bool((out == before).all())
     assert len(names) == len(host_variants())
     main_figures = [variant.name for variant in host_variants() if variant.main]

@@ -20,16 +20,14 @@ from la_bench.timing import Lap, Timing
 from la_bench.tune import (
     UNITS,
     Measure,
-    PackageBackend,
-    TunableBackend,
     TunedPoint,
     default_units,
-    tunable_backends,
     tune,
     tune_json_lines,
     tune_points,
     tune_table,
 )
+from la_bench.tune_backends import PackageBackend, TunableBackend, tunable_backends
 from la_bench.tune_command import tune_in_turn
 from la_bench.variants import backend_facts
 from la_core import DecodeProblem
@@ -121,11 +119,21 @@ class BlockTiles:
     store_first: bool = False
 
 
+@dataclass(frozen=True)
+class SeveralTiles:
+    block_v: int
+    num_warps: int
+    tiles_of_block: int
+    inner_k: int = 0
+
+
 @pytest.mark.parametrize(
     ("tiles", "words"),
     [
         (BlockTiles(16, 8, "evict_last"), "8 KiB, 8 warps, evict_last"),
         (BlockTiles(4, 1, store_first=True), "2 KiB, 1 warp, store_first"),
+        (SeveralTiles(16, 2, 4), "32 KiB, 2 warps"),
+        (SeveralTiles(16, 2, 1, inner_k=128), "8 KiB, 2 warps, inner_k 128"),
         (Tiles(2), "rows=2 wrong=False"),
     ],
 )
@@ -149,6 +157,7 @@ def test_json_lines(tuned: tuple[list[TunedPoint], RefWithTiles]) -> None:
     first = rows[0]
     assert (first["units"], first["H"], first["B"], first["layout"], first["overlap"]) == (8, 8, 1, "kv", True)
     assert first["tiles"] == {"rows": 2, "wrong": False}
+    assert (first["op"], "places" in first) == ("decode", False)
     assert first["time_us"] == pytest.approx(2.0)
     assert [row["present_choice"] for row in rows[:4]] == [True, False, False, False]
     assert rows[2]["time_us"] is None

@@ -16,11 +16,10 @@ from la_bench.timing import CopyProbe, Effort, Lap
 from la_bench.window_calls import WindowCall, WindowTensors
 from la_bench.window_spec import WindowSpec, window_spec
 from la_bench.window_traffic import (
-    Traffic,
-    commit_traffic,
-    deferred_traffic,
-    kept_traffic,
-    once_traffic,
+    commit_bytes,
+    deferred_bytes,
+    kept_bytes,
+    once_bytes,
     steady_lengths,
 )
 from la_bench.window_variants import Deferred, Kept, Once, bind_action, ways_of
@@ -163,16 +162,15 @@ def test_phases_of_a_long_run() -> None:
 
 def test_the_fewest_bytes() -> None:
     point = GridPoint(2, 3)
-    vector = 3 * 2 * 128 * 2
-    assert Traffic(2.0, 3.0, 1.0).bytes_at(point) == 2 * point.state_bytes + 6 * vector + 4 * vector
+    states, token = point.state_bytes, 3 * 2 * 2 * 128 * 2
+    # Offsets, cursors and slopes are less than a thousandth.
+    assert commit_bytes(point, 8, 4) == pytest.approx(2 * states + 2.5 * token, rel=1e-3)
+    assert deferred_bytes(point, 7) == pytest.approx((1 + 1 / 8) * states + (7 / 2 + 7 / 8 + 2) * token, rel=1e-3)
+    assert once_bytes(point, 4) == pytest.approx(3 * states + (4 + 2.5 + 2 * 4) * token, rel=1e-3)
     # Without a window's worth of places every step folds all: one read, and one read and write.
-    assert kept_traffic(4, 4) == Traffic(pytest.approx(3), pytest.approx(4 + 2.5), 4)
-    assert once_traffic(4) == Traffic(3, 6.5, 4)
-    assert deferred_traffic(7) == Traffic(1.125, 3.5 + 7 / 8, 1)
-    assert commit_traffic(4) == Traffic(2, 2.5)
-    assert kept_traffic(64, 4).states < kept_traffic(16, 4).states < 1.4
-    # Decode's own count, but for offsets and slopes.
-    assert Traffic(2, 0, 1).bytes_at(point) == point.problem().bytes_moved() - 3 * 4 - 2 * 4
+    assert kept_bytes(point, 4, 4) == pytest.approx(once_bytes(point, 4), rel=1e-3)
+    assert kept_bytes(point, 16, 4) < kept_bytes(point, 8, 4) < kept_bytes(point, 4, 4)
+    assert deferred_bytes(point, 7) < point.problem().bytes_moved()
 
 
 def test_a_time_is_that_of_a_layer_or_of_as_many_tokens() -> None:

@@ -54,23 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "report.md, report.html and rows.jsonl. On a GPU they run with and without overlap, beside the in-place floor "
         "and public kernels of others. Exit status 1 if a backend is wrong or raises, or if none has a result.",
     )
-    compare.add_argument(
-        "--op",
-        choices=OPS,
-        default=DECODE,
-        help="what is measured: decode; deferred, which is decode with a window; a step of verify; commit "
-        "(default: decode)",
-    )
-    compare.add_argument(
-        "--window",
-        type=_counts,
-        default=(),
-        metavar="N,N",
-        help="places of the window: several sizes are compared side by side (default: 7, and 16 for verify and commit)",
-    )
-    compare.add_argument(
-        "--drafts", type=_count, metavar="T", help="draft tokens of a row, for verify and commit (default: 4)"
-    )
+    _add_op(compare, "a step of verify", "are compared side by side")
     compare.add_argument(
         "--layers",
         type=_count,
@@ -152,9 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_first(commands)
     host = commands.add_parser(
         "host",
-        help="what la_core.decode costs from Python",
-        description="Time la_core.decode around a backend that does nothing, with all checks on, against torch.add of "
-        "a one-element CPU tensor in the same process.",
+        help="what the operators cost from Python",
+        description="Time la_core.decode and the operators with a window around a backend that does nothing, with all "
+        "checks on, against torch.add of a one-element CPU tensor in the same process.",
     )
     host.add_argument(
         "--max-ratio", type=_positive, metavar="X", help="exit with status 1 if a main figure exceeds X times torch.add"
@@ -178,19 +162,48 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_op(command: argparse.ArgumentParser, verify: str, several: str) -> None:
+    """What is measured of an operator with a window."""
+    command.add_argument(
+        "--op",
+        choices=OPS,
+        default=DECODE,
+        help=f"what is measured: decode; deferred, which is decode with a window; {verify}; commit (default: decode)",
+    )
+    command.add_argument(
+        "--window",
+        type=_counts,
+        default=(),
+        metavar="N,N",
+        help=f"places of the window: several sizes {several} (default: 7, and 16 for verify and commit)",
+    )
+    command.add_argument(
+        "--drafts", type=_count, metavar="T", help="draft tokens of a row, for verify and commit (default: 4)"
+    )
+
+
 def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tune = commands.add_parser(
         "tune",
         help="which tiles of the backends are the fastest, on a GPU",
         description="Time every choice of tiles of a backend over 8 to 16384 states in a call, K = V = 128, cold slots "
-        "in random order, and set the present choice against the best.",
+        "in random order, set the present choice against the best, and print the shortest choice that is near the "
+        "best. Of an operator with a window its kernel alone is timed, at random phases of the windows.",
     )
+    _add_op(tune, "verify", "are tuned one after the other")
     tune.add_argument(
         "--backend",
         type=_names,
         default=("triton",),
         metavar="A,B",
         help="one after the other; all: every installed one that has tiles to choose from (default: triton)",
+    )
+    tune.add_argument(
+        "--tiles",
+        type=_tiles,
+        default=(),
+        metavar="KIB,KIB..xW,W..",
+        help="only tiles of these KiB of states in a block and these warps, and the present choice (default: all)",
     )
     tune.add_argument("--layout", choices=("vk", "kv"), default="vk", help="of the states (default: vk)")
     tune.add_argument("--state-dtype", choices=DTYPE_NAMES, default="float32", help="default: float32")
@@ -265,6 +278,13 @@ def _grid(text: str) -> tuple[tuple[int, int], ...]:
         return parse_grid(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be heads x rows such as 8,16x1,64, got {text!r}") from None
+
+
+def _tiles(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return parse_grid(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be KiB x warps such as 8,16x2,4, got {text!r}") from None
 
 
 def _positive(text: str) -> float:

@@ -20,12 +20,12 @@ def host(options: Namespace) -> int:
         task = progress.add_task("interleaved calls", total=1.0)
         costs = measure_host(options.samples, lambda done: progress.update(task, completed=done))
     table = new_table(
-        f"la_core.decode around a backend that does nothing, {cpu_model()}", "call", "us", "p20 to p80", "ratio"
+        f"operators around a backend that does nothing, {cpu_model()}", "call", "us", "p20 to p80", "ratio"
     )
     for cost in costs:
         table.add_row(f"{cost.name}{' *' if cost.main else ''}", *spread_cells(cost.time_us), f"{cost.ratio:.2f}x")
     show(table)
-    print_line("* main figures: K = V = 128, 8 heads, all checks on, offset values included.")
+    print_line("* main figures: K = V = 128, 8 heads, all checks on, values of offsets and cursors included.")
     too_slow = over_limit(costs, options.max_ratio) if options.max_ratio else []
     for cost in too_slow:
         print_line(f"OVER THE LIMIT of {options.max_ratio:g}x: {cost.name}: {cost.ratio:.2f}x")

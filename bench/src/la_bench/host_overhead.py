@@ -1,4 +1,4 @@
-"""What `la_core.decode` costs from Python: all of its checks and choices, around a backend that does nothing."""
+"""What the operators cost from Python: all of their checks and choices, around a backend that does nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from la_bench.timing import Spread, Tick, spread
-from la_core import decode, use_backend
+from la_core import KVWindow, advance, clear, commit, decode, fold, use_backend, verify
 from la_core.backends.discover_backends import ENTRY_POINT_GROUP, forget_backends
 
 H, SIZE, POOL_SLOTS = 8, 128, 96
+PLACES, DRAFTS = 16, 4
+OPERATORS = {one.__name__: one for one in (decode, verify, advance, clear, fold, commit)}
 CALLS_PER_SAMPLE = 240
 SETS = 6
 """Sets of tensors that the rotating variant walks through; divides `CALLS_PER_SAMPLE`."""
@@ -78,7 +80,7 @@ def installed_backend(name: str, target: str) -> Iterator[None]:
 
 
 def host_variants() -> list[HostVariant]:
-    """Every way to call that is measured. K = V = 128, H = 8, bf16 q, k and v, float32 states, offsets checked."""
+    """Every way to call that is measured. K = V = 128, H = 8, bf16 q, k and v, float32 states, values checked."""
     pool = torch.zeros(POOL_SLOTS * H, SIZE, SIZE)
     slopes = torch.rand(H) + 0.1
     one = _arguments(1, pool, slopes)
@@ -103,6 +105,7 @@ def host_variants() -> list[HostVariant]:
         HostVariant("B = 4, out allocated, inference_mode", allocated, four, inference=True),
         HostVariant(f"B = 4, out given, {SETS} sets of tensors in turn", rotating, {"sets": sets}, calls=SETS),
         HostVariant("B = 1, 2, 4, 8, 16, 24 in turn, out given", rotating, {"sets": sizes}, calls=len(sizes)),
+        *_window_variants(four),
     ]
 
 
@@ -110,7 +113,7 @@ def measure_host(samples: int, tick: Tick = lambda done: None) -> list[HostCost]
     """The baseline first, then every variant; samples of all are interleaved, each of a few hundred calls."""
     x = torch.zeros(1)
     variants = [HostVariant(BASELINE, "add(x, x)", {"add": torch.add, "x": x}), *host_variants()]
-    timers = [timeit.Timer(v.statement, globals={"decode": decode, **v.names}).timeit for v in variants]
+    timers = [timeit.Timer(v.statement, globals={**OPERATORS, **v.names}).timeit for v in variants]
     taken: list[list[float]] = [[] for _ in variants]
     with installed_backend("do-nothing", "la_bench.do_nothing_backend:backend"), use_backend("do-nothing"):
         for number in range(-1, samples):
@@ -144,6 +147,24 @@ def _arguments(rows: int, pool: torch.Tensor, slopes: torch.Tensor, seed: int = 
     s_offsets = torch.randperm(POOL_SLOTS, generator=random)[:rows].int()
     out = torch.empty(shape, dtype=torch.bfloat16)
     return {"q": q, "k": k, "v": v, "s": pool, "s_offsets": s_offsets, "decay_scales": slopes, "out": out}
+
+
+def _window_variants(one: dict[str, Any]) -> list[HostVariant]:
+    """The operators with a window, B = 4, on the pool and the slots of a call of decode."""
+    rows = len(one["s_offsets"])
+    window = KVWindow.allocate(P=POOL_SLOTS, N=PLACES, H=H, K=SIZE, V=SIZE)
+    drafts = [torch.zeros(rows, DRAFTS, H, SIZE, dtype=torch.bfloat16) for _ in "qkvo"]
+    names = {**one, "window": window, "accepted": torch.ones(rows, dtype=torch.int32)}
+    tokens = {**names, **dict(zip(("q", "k", "v", "out"), drafts, strict=True))}
+    pool = "s, s_offsets, decay_scales"
+    return [
+        HostVariant("B = 4, with a window, out given", f"decode(q, k, v, {pool}, window=window, out=out)", names),
+        HostVariant(f"B = 4, verify, T = {DRAFTS}, out given", f"verify(q, k, v, {pool}, window, out=out)", tokens),
+        HostVariant("B = 4, advance", "advance(window, s_offsets)", names),
+        HostVariant("B = 4, clear with room", f"clear(window, s_offsets, room={DRAFTS})", names),
+        HostVariant("B = 4, fold with room", f"fold(window, {pool}, room={DRAFTS})", names),
+        HostVariant("B = 4, commit", f"commit(window, {pool}, accepted)", names),
+    ]
 
 
 def _fused(rows: int, pool: torch.Tensor, slopes: torch.Tensor) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from la_bench.window_variants import DecodesVariant, Way, WayVariant, rivals_of
 from la_core import WindowProblem
 from la_core.conformance.window_inputs import WindowInputs
 from la_core.spec.decode_problem import compute_capability
+from la_core.spec.window_problem import WindowOp
 
 WALK = 4
 """Most calls in a sample on a CPU."""
@@ -31,7 +32,7 @@ WALK = 4
 HOST_BYTES, HOST_LAYERS = 64 << 20, 4
 """Host time is taken of calls with at most so many bytes of states, and so many layers."""
 
-BACKEND_OPS = {"deferred": "decode_window", "verify": "verify", "commit": "commit"}
+BACKEND_OPS: dict[str, WindowOp] = {"deferred": "decode_window", "verify": "verify", "commit": "commit"}
 """What a backend calls them."""
 
 TRUTH_S = 0.5
@@ -55,23 +56,18 @@ class WindowSubject(GridSubject):
     def asked(self) -> WindowProblem:
         """See :class:`la_bench.comparison.Subject`."""
         point, spec = self.point, self.spec
-        tokens = None if spec.op == "commit" else point.io_dtype
-        return WindowProblem(
-            op=BACKEND_OPS[spec.op],  # type: ignore[arg-type]
-            L=spec.layers if spec.op == "commit" else 1,
+        return WindowProblem.contiguous(
+            BACKEND_OPS[spec.op],
             B=point.B,
-            T=spec.drafts if spec.op == "verify" else 1,
             P=self.problem.P,
             N=spec.places[0],
             H=point.H,
-            G=point.H,
             K=SIZE,
             V=SIZE,
-            io_dtype=tokens,
-            out_dtype=tokens,
-            window_dtype=point.io_dtype,
+            T=spec.drafts,
+            L=spec.layers,
+            io_dtype=point.io_dtype,
             state_dtype=point.state_dtype,
-            offsets_dtype=torch.int32,
             counts_dtype=torch.int32 if spec.op == "commit" else None,
             state_layout=point.layout,
             device=self.problem.device,
@@ -110,7 +106,7 @@ class WindowSubject(GridSubject):
     def bytes_of(self, variant: Variant) -> float:
         """See :class:`la_bench.comparison.Subject`."""
         if isinstance(variant, WayVariant):
-            return variant.way.traffic().bytes_at(self.point)
+            return variant.way.bytes_at(self.point)
         if variant.facts.kind == "floor" and self._floor is not None:
             return self._floor.bytes_per_call
         return self.bytes_per_call * (self.spec.drafts if isinstance(variant, DecodesVariant) else 1)
@@ -146,8 +142,8 @@ class WindowSubject(GridSubject):
         return call
 
     def _phases(self, way: Way) -> tuple[int, ...]:
-        """A full window for the first row, one less for each row behind; one that is not full if there is but one."""
-        return (0,) if self.point.B > 1 or not way.phased else (0, way.places // 2 + 1)
+        """The fullest window for the first row, one less for each row behind; another one if there is but one row."""
+        return (0,) if self.point.B > 1 or not way.phased else (0, way.longest // 2 + 1)
 
     def _judge_way(self, variant: WayVariant, phase: int) -> Verdict:
         """Judge all calls of a step, with windows of all lengths where these matter."""
@@ -156,7 +152,7 @@ class WindowSubject(GridSubject):
         before = length.clone()
         if way.phased:
             rows = torch.arange(self.point.B, device=length.device)
-            length[call.s_offsets.long()] = ((way.places - phase - rows) % (way.places + 1)).int()
+            length[call.s_offsets.long()] = ((way.longest - phase - rows) % (way.longest + 1)).int()
         try:
             count = len(way.actions(call, in_place=True))
             return judge_actions([self._maker(way, phase, n) for n in range(count)], variant.run_action)

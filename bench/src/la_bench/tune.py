@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Protocol
 
 import torch
 
@@ -19,12 +16,12 @@ from la_bench.report_blocks import Table
 from la_bench.report_text import number, times
 from la_bench.rows import BackendFacts
 from la_bench.run_compare import short
-from la_bench.run_grid import GridSubject, GridTensors
-from la_bench.tensors import DecodeCall
-from la_bench.tile_words import brief_tiles, plain_tiles
-from la_bench.timing import Bound, Effort, Lap, Spread, Tick, Timing, spread
+from la_bench.tile_words import block_and_warps, brief_tiles, plain_tiles
+from la_bench.timing import Effort, Lap, Spread, Tick, Timing, spread
+from la_bench.tune_backends import TunableBackend
+from la_bench.tune_subjects import TuneSubject, tune_subjects
 from la_bench.variants import Variant
-from la_core import DecodeProblem
+from la_bench.window_spec import DECODE, WindowSpec
 from la_core.spec.decode_problem import StateLayout
 
 SCHEMA = 1
@@ -34,50 +31,11 @@ UNITS = tuple(1 << n for n in range(3, 15))
 MAX_ROWS, LEAST_HEADS = 512, 8
 EFFORT = Effort(seconds=1.0, min_rounds=9, max_rounds=25)
 
+WITHIN = 1.02
+"""Over the best: tiles that are nearer are as good, and change with the run."""
 
-ALL = "all"
-"""Stands for every backend that can be tuned."""
-
-
-class TunableBackend(Protocol):
-    """What a backend must offer to be tuned."""
-
-    def candidates(self, problem: DecodeProblem) -> Sequence[Hashable]:
-        """Tiles that are worth trying."""
-
-    def chosen(self, problem: DecodeProblem) -> Hashable:
-        """The tiles that are used now."""
-
-    def launch(self, problem: DecodeProblem, tiles: Hashable) -> Callable[..., None]:
-        """A launch with (q, k, v, s, s_offsets, decay_scales, softmax_scale, out)."""
-
-
-class PackageBackend:
-    """A backend of this project, by the names that its package gives to tiles and launches."""
-
-    def __init__(self, name: str) -> None:
-        try:
-            tiles: Any = importlib.import_module(f"la_{name}.decode_tiles")
-            self._launch: Any = importlib.import_module(f"la_{name}.decode_launch")
-        except ImportError as reason:
-            raise UsageError(f"--backend {name} cannot be tuned: {reason}.") from reason
-        if not hasattr(tiles, "candidate_tiles"):
-            raise UsageError(f"--backend {name} cannot be tuned: la_{name}.decode_tiles has no candidate_tiles.")
-        self._tiles = tiles
-
-    def candidates(self, problem: DecodeProblem) -> Sequence[Hashable]:
-        """See :class:`TunableBackend`."""
-        return tuple(self._tiles.candidate_tiles(problem))
-
-    def chosen(self, problem: DecodeProblem) -> Hashable:
-        """See :class:`TunableBackend`."""
-        tiles: Hashable = self._tiles.choose_decode_tiles(problem)
-        return tiles
-
-    def launch(self, problem: DecodeProblem, tiles: Hashable) -> Callable[..., None]:
-        """See :class:`TunableBackend`."""
-        launch: Callable[..., None] = self._launch.DecodeLaunch(problem, tiles)
-        return launch
+UNIT = 64 << 10
+"""Bytes of states in which backends count: a state of K = V = 128 in float32."""
 
 
 @dataclass(frozen=True)
@@ -109,34 +67,23 @@ class TunedPoint:
         timed = [(one.time_us.median, n) for n, one in enumerate(self.times) if one.time_us]
         return self.times[min(timed)[1]] if timed else None
 
+    def costs(self) -> dict[Hashable, float]:
+        """Times over that of the best, of all that were timed."""
+        best = self.best
+        if best is None or best.time_us is None:
+            return {}
+        return {one.tiles: one.time_us.median / best.time_us.median for one in self.times if one.time_us}
+
     @property
     def cost_of_choice(self) -> float | None:
         """Time of the present choice over that of the best."""
-        present = next((one.time_us for one in self.times if one.tiles == self.chosen), None)
-        best = self.best.time_us if self.best else None
-        return present.median / best.median if present and best else None
-
-
-class TileVariant(Variant):
-    """The backend with given tiles, on the calls of one point, which all are the same problem."""
-
-    def __init__(self, backend: TunableBackend, problem: DecodeProblem, tiles: Hashable) -> None:
-        self.facts = BackendFacts(str(tiles), None, None, overlap=problem.overlap)
-        self._launch = backend.launch(problem, tiles)
-
-    def bind(self, call: DecodeCall) -> Bound:
-        """See :class:`Variant`."""
-        tensors = (call.q, call.k, call.v, call.s, call.s_offsets, call.decay_scales)
-        return partial(self._launch, *tensors, call.softmax_scale, call.out)
-
-    def run(self, call: DecodeCall) -> torch.Tensor:
-        """See :class:`Variant`."""
-        self.bind(call)()
-        return call.out
+        return self.costs().get(self.chosen)
 
 
 Measure = Callable[[Mapping[str, Lap]], Timing]
 """Times laps side by side."""
+
+Wanted = Sequence[tuple[float, int]]
 
 
 def tune_points(
@@ -180,25 +127,6 @@ def default_units(heads: int | None) -> tuple[int, ...]:
     return units
 
 
-def tunable_backends(names: Sequence[str], installed: Iterable[str]) -> dict[str, PackageBackend]:
-    """The named backends; for `all`, every installed one that has tiles to choose from.
-
-    Raises
-    ------
-    UsageError
-        A named one cannot be tuned, or none can.
-    """
-    if tuple(names) != (ALL,):
-        return {name: PackageBackend(name) for name in names}
-    found = {}
-    for name in installed:
-        with suppress(UsageError):
-            found[name] = PackageBackend(name)
-    if not found:
-        raise UsageError("--backend all: no installed backend has tiles to choose from.")
-    return found
-
-
 def tune(
     points: Sequence[GridPoint],
     backend: TunableBackend,
@@ -206,15 +134,24 @@ def tune(
     *,
     overlap: bool,
     measure: Measure,
+    spec: WindowSpec | None = None,
+    wanted: Wanted = (),
     seed: int = 0,
     tick: Tick = lambda done: None,
 ) -> tuple[list[TunedPoint], BaseException | None]:
-    """All tiles at all points, and what ended the run early: Ctrl-C or an exception, which keeps the points before."""
+    """All tiles at all points, and what ended the run early: Ctrl-C or an exception, which keeps the points before.
+
+    Parameters
+    ----------
+    spec
+        What is tuned with windows of one size; decode if None.
+    wanted
+        Pairs of KiB of states in a block and warps to which the candidates are narrowed, beside the present choice.
+    """
     tuned: list[TunedPoint] = []
     try:
-        tensors = GridTensors(points, device, seed)
-        for number, point in enumerate(points):
-            tuned.append(_tune_point(point, GridSubject(point, tensors), backend, overlap, measure))
+        for number, subject in enumerate(tune_subjects(points, spec, device, seed)):
+            tuned.append(_tune_point(subject, backend, overlap, measure, wanted))
             tick((number + 1) / len(points))
     except (Exception, KeyboardInterrupt) as reason:
         return tuned, reason
@@ -222,17 +159,18 @@ def tune(
 
 
 def _tune_point(
-    point: GridPoint, subject: GridSubject, backend: TunableBackend, overlap: bool, measure: Measure
+    subject: TuneSubject, backend: TunableBackend, overlap: bool, measure: Measure, wanted: Wanted
 ) -> TunedPoint:
     subject.start_judging()
-    problem = replace(subject.first_problem(), overlap=overlap)
+    problem = replace(subject.facts_of_calls(), overlap=overlap)
     chosen = backend.chosen(problem)
-    candidates = list(dict.fromkeys((chosen, *backend.candidates(problem))))
+    row_bytes = SIZE * subject.point.state_dtype.itemsize
+    candidates = list(dict.fromkeys((chosen, *_narrowed(backend.candidates(problem), wanted, row_bytes))))
     faults: dict[Hashable, str] = {}
-    variants: dict[Hashable, TileVariant] = {}
+    variants: dict[Hashable, Variant] = {}
     for tiles in candidates:
         try:
-            variant = TileVariant(backend, problem, tiles)
+            variant = subject.variant(backend, problem, tiles)
             found = subject.judge(variant).faults
         except Exception as reason:
             found = (f"{type(reason).__name__}: {reason}",)
@@ -250,7 +188,25 @@ def _tune_point(
             fault = str(timing.errors[names[tiles]])
         microseconds = spread([one * 1e6 for one in samples]) if samples and fault is None else None
         times.append(TileTime(tiles, microseconds, fault))
-    return TunedPoint(point, overlap, chosen, tuple(times))
+    return TunedPoint(subject.point, overlap, chosen, tuple(times))
+
+
+def _narrowed(candidates: Sequence[Hashable], wanted: Wanted, row_bytes: int) -> Sequence[Hashable]:
+    """Those of the wanted blocks and warps; all if none are named.
+
+    Raises
+    ------
+    UsageError
+        No candidate is one of those that were named.
+    """
+    if not wanted:
+        return candidates
+    shapes = {tiles: block_and_warps(tiles, row_bytes) for tiles in candidates}
+    left = [tiles for tiles, shape in shapes.items() if shape in wanted]
+    if not left:
+        known = ", ".join(f"{kib:g}x{warps}" for kib, warps in sorted({shape for shape in shapes.values() if shape}))
+        raise UsageError(f"--tiles names no candidate. There are, as KiB of a block x warps: {known or 'none'}.")
+    return left
 
 
 def tune_table(tuned: Sequence[TunedPoint]) -> Table:
@@ -266,8 +222,66 @@ def tune_table(tuned: Sequence[TunedPoint]) -> Table:
     return Table(("units", "best tiles", "present choice", "best us", "cost of choice"), tuple(lines), text_columns=3)
 
 
-def tune_json_lines(tuned: Sequence[TunedPoint], backend: BackendFacts, environment: Environment) -> str:
+@dataclass(frozen=True)
+class Range:
+    """Tiles that hold up to a number of states.
+
+    Attributes
+    ----------
+    last
+        The largest point that was measured of it.
+    costs
+        Over the best, at each of its points.
+    """
+
+    last: TunedPoint
+    tiles: Hashable
+    costs: tuple[float, ...]
+
+
+def ranges(tuned: Sequence[TunedPoint], within: float = WITHIN) -> list[Range]:
+    """The fewest ranges of states in each of which one choice of tiles is within `within` times the best.
+
+    Each range begins where the one before ends and goes as far as any tiles do; of several the fastest ones.
+    """
+    points = [(one, one.costs()) for one in tuned if one.best]
+    found: list[Range] = []
+    while points:
+        runs = {tiles: _run(tiles, [costs for _, costs in points], within) for tiles in points[0][1]}
+        tiles = min(runs, key=lambda name: (-len(runs[name]), sum(runs[name])))
+        found.append(Range(points[len(runs[tiles]) - 1][0], tiles, tuple(runs[tiles])))
+        points = points[len(runs[tiles]) :]
+    return found
+
+
+def _run(tiles: Hashable, costs: Sequence[Mapping[Hashable, float]], within: float) -> list[float]:
+    """What the tiles cost at the first points, as far as they are near the best."""
+    run: list[float] = []
+    for at_point in costs:
+        if at_point.get(tiles, math.inf) > within:
+            break
+        run.append(at_point[tiles])
+    return run
+
+
+def choice_table(tuned: Sequence[TunedPoint]) -> Table:
+    """The ranges as a table of a backend's choice has them: units of 64 KiB up to which tiles hold, and the tiles."""
+    lines = []
+    found = ranges(tuned)
+    for one in found:
+        point = one.last.point
+        units = "more" if one is found[-1] else f"{point.state_bytes / UNIT:g}"
+        tiles = brief_tiles(one.tiles, SIZE * point.state_dtype.itemsize)
+        low, high = (f"{cost:.2f}" for cost in (min(one.costs), max(one.costs)))
+        lines.append((units, tiles, low if low == high else f"{low} to {high}"))
+    return Table(("units up to", "tiles", "of the best"), tuple(lines), text_columns=2)
+
+
+def tune_json_lines(
+    tuned: Sequence[TunedPoint], backend: BackendFacts, environment: Environment, spec: WindowSpec | None = None
+) -> str:
     """One object for each number of states and choice of tiles."""
+    windows = {"op": DECODE} if spec is None else {"op": spec.op, "places": spec.places[0], "drafts": spec.drafts}
     lines = []
     for one in tuned:
         for tile in one.times:
@@ -275,6 +289,7 @@ def tune_json_lines(tuned: Sequence[TunedPoint], backend: BackendFacts, environm
                 "schema": SCHEMA,
                 "backend": backend.name,
                 "source_hash": backend.source_hash,
+                **windows,
                 "units": one.units,
                 "H": one.point.H,
                 "B": one.point.B,

@@ -1,62 +1,64 @@
-"""The fewest bytes that a step with a window can move, and how windows are filled in a long run."""
+"""The fewest bytes that a step of one layer with a window can move, and how windows are filled in a long run.
+
+`advance` and `clear`, which all layers share, are left out: they move a few bytes of a row.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from la_bench.grid import SIZE, GridPoint
+from la_core import WindowProblem
+from la_core.spec.window_problem import WindowOp
 
 ROUNDS = 2000
 """Of the power iteration: phases settle in a few dozen."""
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What a row moves in a step, on average.
-
-    Attributes
-    ----------
-    states
-        Times that its states are read or written.
-    kept
-        Tokens whose k and v are read from its window or written to it.
-    tokens
-        Tokens whose q, k and v are read, and whose outputs are written.
-    """
-
-    states: float
-    kept: float = 0.0
-    tokens: float = 0.0
-
-    def bytes_at(self, point: GridPoint) -> float:
-        """Of all rows of a point; slopes, offsets and cursors are less than a thousandth and not counted."""
-        vector = point.B * point.H * SIZE * point.io_dtype.itemsize
-        return self.states * point.state_bytes + 2 * self.kept * vector + 4 * self.tokens * vector
+def deferred_bytes(point: GridPoint, places: int) -> float:
+    """Of a call of decode: lengths are uniform over 0 to N, and a full window writes its states."""
+    return _problem("decode_window", point, places).bytes_moved(pending=places / 2, writing=1 / (places + 1))
 
 
-def deferred_traffic(places: int) -> Traffic:
-    """Lengths are uniform over 0 to N: N / 2 tokens are read, and a new one is kept unless the window is full."""
-    return Traffic(1 + 1 / (places + 1), places / 2 + places / (places + 1), 1)
-
-
-def kept_traffic(places: int, drafts: int) -> Traffic:
-    """Verifying reads states and pending tokens, and writes drafts; folding reads tokens and moves states twice."""
+def kept_bytes(point: GridPoint, places: int, drafts: int) -> float:
+    """Of a verification, and of a fold of the rows that have no room for the next one."""
     length = steady_lengths(places, drafts)
-    pending = sum(n * share for n, share in enumerate(length))
-    full = [(n + a, share / drafts) for n, share in enumerate(length) for a in range(1, drafts + 1)]
-    folds = [(n, share) for n, share in full if n + drafts > places]
-    states = 1 + 2 * sum(share for _, share in folds)
-    return Traffic(states, pending + drafts + sum(n * share for n, share in folds), drafts)
+    after = [(n + a, share / drafts) for n, share in enumerate(length) for a in range(1, drafts + 1)]
+    folds = [(n, share) for n, share in after if n + drafts > places]
+    fold = _problem("commit", point, places).bytes_moved(
+        pending=sum(n * share for n, share in folds), writing=sum(share for _, share in folds)
+    )
+    return verify_bytes(point, places, drafts) + fold
 
 
-def once_traffic(drafts: int) -> Traffic:
-    """A verification reads states and writes drafts; a commit reads accepted ones, and reads and writes states."""
-    return Traffic(3, drafts + (1 + drafts) / 2, drafts)
+def verify_bytes(point: GridPoint, places: int, drafts: int) -> float:
+    """Of a verification alone."""
+    pending = sum(n * share for n, share in enumerate(steady_lengths(places, drafts)))
+    return _problem("verify", point, places, drafts).bytes_moved(pending=pending)
 
 
-def commit_traffic(drafts: int) -> Traffic:
-    """The accepted drafts, and the states there and back."""
-    return Traffic(2, (1 + drafts) / 2)
+def once_bytes(point: GridPoint, drafts: int) -> float:
+    """Of a verification on an empty window, and of a commit."""
+    return _problem("verify", point, drafts, drafts).bytes_moved() + commit_bytes(point, drafts, drafts)
+
+
+def commit_bytes(point: GridPoint, places: int, drafts: int) -> float:
+    """Of a commit of 1 to T drafts, as of a fold of as many tokens."""
+    return _problem("commit", point, places).bytes_moved(pending=(1 + drafts) / 2, writing=1)
+
+
+def _problem(op: WindowOp, point: GridPoint, places: int, drafts: int = 1) -> WindowProblem:
+    """A call of one layer."""
+    return WindowProblem.contiguous(
+        op,
+        B=point.B,
+        P=point.slots,
+        N=places,
+        H=point.H,
+        K=SIZE,
+        V=SIZE,
+        T=drafts,
+        io_dtype=point.io_dtype,
+        state_dtype=point.state_dtype,
+    )
 
 
 def steady_lengths(places: int, drafts: int) -> list[float]:

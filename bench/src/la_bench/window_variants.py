@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import la_core
+from la_bench.grid import GridPoint
 from la_bench.interpreter import INTERPRETERS, InterpretedVariant
 from la_bench.tensors import DecodeCall
 from la_bench.tile_words import chosen_tiles
@@ -26,12 +27,11 @@ from la_bench.variants import (
 )
 from la_bench.window_calls import Group, WindowCall
 from la_bench.window_spec import WindowSpec
-from la_bench.window_traffic import Traffic, commit_traffic, deferred_traffic, kept_traffic, once_traffic
+from la_bench.window_traffic import commit_bytes, deferred_bytes, kept_bytes, once_bytes, verify_bytes
 from la_core import KVWindow
-from la_core.conformance.target import Target
 from la_core.conformance.window_cases import WindowCase
 from la_core.conformance.window_inputs import WindowInputs
-from la_core.conformance.window_target import WindowTarget
+from la_core.conformance.window_target import problem_of
 
 
 class Way(ABC):
@@ -51,6 +51,8 @@ class Way(ABC):
         Whether what it does depends on how full the window is.
     renews
         Whether other drafts are accepted in each sample.
+    longest
+        Most pending tokens that it is judged with.
     """
 
     label: str
@@ -60,6 +62,11 @@ class Way(ABC):
     phased = False
     renews = False
 
+    @property
+    def longest(self) -> int:
+        """A full window, where nothing else is said."""
+        return self.places
+
     @abstractmethod
     def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
         """The calls of the operators, in order; with `in_place` all of them on the call's own group of slots, and only
@@ -67,8 +74,8 @@ class Way(ABC):
         """
 
     @abstractmethod
-    def traffic(self) -> Traffic:
-        """What a row moves in a step of one layer, at the least."""
+    def bytes_at(self, point: GridPoint) -> float:
+        """Fewest bytes that a step of one layer moves."""
 
     def per_call(self, call: WindowCall) -> float:
         """Units, steps of a layer, in one call."""
@@ -92,9 +99,9 @@ class Deferred(Way):
         """See :class:`Way`."""
         return [_action("decode", call, self.window, call.here, layer=0, tokens=(call.q, call.k, call.v, call.out))]
 
-    def traffic(self) -> Traffic:
+    def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
-        return deferred_traffic(self.places)
+        return deferred_bytes(point, self.places)
 
 
 class Kept(Way):
@@ -122,9 +129,33 @@ class Kept(Way):
             _action("advance", call, self.window, call.here, counts=call.here.accepted),
         ]
 
-    def traffic(self) -> Traffic:
+    def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
-        return kept_traffic(self.places, self.drafts)
+        return kept_bytes(point, self.places, self.drafts)
+
+
+class Verifies(Way):
+    """verify alone, with room for all drafts."""
+
+    phased = True
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.places, self.drafts = spec.places[0], spec.drafts
+        self.label = self.window = f"window{self.places}"
+        self.note = f"verify, with a window of {self.places} places."
+
+    @property
+    def longest(self) -> int:
+        """See :class:`Way`."""
+        return self.places - self.drafts
+
+    def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
+        """See :class:`Way`."""
+        return [_action("verify", call, self.window, call.here, layer=0, tokens=call.drafts)]
+
+    def bytes_at(self, point: GridPoint) -> float:
+        """See :class:`Way`."""
+        return verify_bytes(point, self.places, self.drafts)
 
 
 class Once(Way):
@@ -147,9 +178,9 @@ class Once(Way):
         commits = [_action("commit", call, self.window, ahead, layer=n, counts=ahead.accepted) for n in layers]
         return verifies + commits
 
-    def traffic(self) -> Traffic:
+    def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
-        return once_traffic(self.places)
+        return once_bytes(point, self.places)
 
 
 class Commits(Way):
@@ -171,9 +202,9 @@ class Commits(Way):
         op, counts = ("fold", None) if self.label == "fold" else ("commit", call.here.accepted)
         return [_action(op, call, self.window, call.here, layer=n, counts=counts) for n in _layers(call, in_place)]
 
-    def traffic(self) -> Traffic:
+    def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
-        return commit_traffic(self.drafts)
+        return commit_bytes(point, self.places, self.drafts)
 
 
 def ways_of(spec: WindowSpec) -> list[Way]:
@@ -214,7 +245,7 @@ class WayVariant(BackendVariant):
         assert isinstance(call, WindowCall)
         known: dict[str, str] = {}
         for action in self.way.actions(call, in_place=True):
-            problem = WindowTarget(Target(self.backend, str(call.q.device))).problem(action)
+            problem = problem_of(action)
             if problem.op != "advance" and problem.op not in known:
                 tiles = chosen_tiles(self._package(), replace(problem, overlap=self.facts.overlap))
                 if tiles is not None:

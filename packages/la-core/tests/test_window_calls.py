@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import la_core
-from la_core import KVWindow, SpecViolation, UnsupportedByBackend, explain_choice
+from la_core import KVWindow, SpecViolation, UnsupportedByBackend, WindowProblem, explain_choice
 from la_core.backends.discover_backends import forget_backends, load_backend
 from la_core.conformance.compare import same_bits
 from la_core.conformance.window_error_cases import (
@@ -284,3 +284,102 @@ def test_what_is_remembered_of_memory_is_bounded(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         call_window_operator("fold", {**arguments, **apart})
     assert judged == []
+
+
+@pytest.mark.parametrize("op", ["decode", "verify", "fold", "commit", "advance"])
+def test_values_of_slots_that_no_row_names_are_not_judged(op: str) -> None:
+    """Padding rows have no slot: whatever slot 0 holds is none of the call's business, until a row names it."""
+    arguments = legal_window_arguments(op)
+    arguments["window"].start[0], arguments["window"].length[0] = -7, 99
+    arguments["s_offsets"].copy_(torch.tensor([-1, 2]))
+    call_window_operator(op, arguments)
+    arguments["s_offsets"].copy_(torch.tensor([0, -1]))
+    for _ in range(2):
+        with pytest.raises(SpecViolation, match=f"{op}: window.start must be from 0 to N - 1 = 3; got -7 in slot 0"):
+            call_window_operator(op, arguments)
+
+
+def test_a_problem_can_be_made_of_tensors(install: Install) -> None:
+    """The same as that of the call, in which a number for all rows leaves no trace."""
+    install("remembering", REMEMBERING)
+    for op in OPERATORS:
+        arguments = legal_window_arguments(op)
+        changes: list[dict[str, Any]] = [{}, *({name: None} for name in ("out", "draft_lengths") if name in arguments)]
+        changes += [{"accepted": 2}] if "accepted" in arguments else []
+        for change in changes:
+            call = {**arguments, **change}
+            call_window_operator(op, call, backend="remembering")
+            problem = la_core.window_problem(op, **call)
+            _, (seen, *_rest) = load_backend("remembering").calls[-1]  # type: ignore[attr-defined]
+            assert problem == seen, op
+
+
+@pytest.mark.parametrize("case", WINDOW_ERROR_CASES, ids=lambda case: case.id)
+def test_tensors_of_a_wrong_call_make_no_problem(case: WindowErrorCase) -> None:
+    """One voice: the sentence of the call, unless what is wrong is an option or where the tensors lie."""
+    arguments = legal_window_arguments(case.op)
+    case.change(arguments)
+    options = {"room", "softmax_scale", "check_offsets"} & set(arguments)
+    sentence = case.sentence.format(device="cpu")
+    if options or "must not overlap" in sentence or case.id.endswith("accepted-is-None"):
+        for name in options:
+            del arguments[name]
+        assert la_core.window_problem(case.op, **arguments).op == WINDOW_OPS[case.op]
+        return
+    with pytest.raises(SpecViolation) as raised:
+        la_core.window_problem(case.op, **arguments)
+    assert str(raised.value) == sentence
+
+
+def test_a_problem_of_no_operator_or_of_another_ones_arguments_is_refused() -> None:
+    arguments = legal_window_arguments("fold")
+    with pytest.raises(SpecViolation) as raised:
+        la_core.window_problem("prefill", **arguments)
+    assert str(raised.value) == (
+        "window_problem: op must be the name of an operator with a window; got 'prefill'. "
+        "Pass one of decode, verify, fold, commit, commit_layers, advance, clear."
+    )
+    with pytest.raises(SpecViolation) as raised:
+        la_core.window_problem("fold", **arguments, accepted=1)
+    assert str(raised.value) == "fold: accepted must be left out; got a int. fold takes no such thing."
+    with pytest.raises(SpecViolation) as raised:
+        la_core.window_problem("verify", **arguments)
+    assert str(raised.value) == "verify: q must be a torch.Tensor [B, T, G, K]; got None. Pass a tensor."
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_a_contiguous_problem_is_that_of_fresh_tensors(op: str) -> None:
+    arguments = legal_window_arguments(op)
+    drafts = 3 if op == "verify" else 1
+    sizes = {"B": 2, "P": 3, "N": 4, "H": 4, "G": 2, "K": 64, "V": 128, "T": drafts}
+    counts = None if op in ("decode", "fold", "clear") else torch.int32
+    layers = 2 if op == "commit_layers" else 1
+    problem = WindowProblem.contiguous(WINDOW_OPS[op], **sizes, L=layers, counts_dtype=counts)  # type: ignore[arg-type]
+    assert problem == la_core.window_problem(op, **arguments)
+
+
+def test_the_fewest_bytes_of_a_call() -> None:
+    """Counted by hand: a state has 128 x 64 numbers of 4 bytes, k of a token 2 x 64 and v 4 x 128 of 2 bytes."""
+    states, k, v = 2 * 4 * 128 * 64 * 4, 2 * 64 * 2, 4 * 128 * 2
+    problem = {op: la_core.window_problem(op, **legal_window_arguments(op)) for op in OPERATORS}
+    assert [problem[op].state_bytes for op in ("decode", "commit_layers", "advance")] == [states, 2 * states, 0]
+    # 2 rows with an offset and two cursors, 4 slopes; verify, commit and advance have counts, too.
+    rows, slopes, counts = 2 * (4 + 8), 4 * 4, 2 * 4
+    new_tokens = 2 * (2 * k + 2 * v)
+    assert problem["decode"].bytes_moved() == states + 2 * (k + v) + new_tokens + rows + slopes
+    assert (
+        problem["decode"].bytes_moved(pending=4, writing=1) == 2 * states + 2 * 4 * (k + v) + new_tokens + rows + slopes
+    )
+    assert problem["decode"].bytes_moved(pending=2.5, writing=0.25) == (
+        1.25 * states + 2 * (2.5 + 0.75) * (k + v) + new_tokens + rows + slopes
+    )
+    assert problem["verify"].bytes_moved(pending=2, writing=0.5) == (
+        states + 2 * (2 + 3) * (k + v) + 3 * new_tokens + rows + slopes + counts
+    )
+    assert problem["fold"].bytes_moved(pending=1.5, writing=0.5) == states + 2 * 1.5 * (k + v) + rows + slopes
+    assert problem["fold"].bytes_moved() == rows + slopes
+    assert problem["commit"].bytes_moved(pending=3, writing=1) == 2 * states + 2 * 3 * (k + v) + rows + slopes + counts
+    assert problem["commit_layers"].bytes_moved(pending=3, writing=1) == (
+        2 * (2 * states + 2 * 3 * (k + v) + slopes) + rows + counts
+    )
+    assert problem["advance"].bytes_moved() == rows + counts

@@ -33,10 +33,9 @@ from la_core.conformance.window_cases import (
 )
 from la_core.conformance.window_inputs import WindowInputs, make_window_inputs
 from la_core.conformance.window_judge import judge_window
+from la_core.conformance.window_target import problem_of
 from la_core.conformance.window_truth import pending_places
 from la_core.spec.decode_problem import StateLayout
-from la_core.spec.window_checks import check_advance, check_commit, check_decode_window, check_verify
-from la_core.spec.window_problem import WindowProblem
 from la_cute.backend import backend
 from la_cute.decode_compile_key import DecodeCompileKey
 from la_cute.kernel_keys import KernelKey, keys_of_problem
@@ -107,24 +106,6 @@ class Emulation:
             accepted = 0 if case.op == "clear" else 1 if counts is None else counts
             backend.advance(problem, window, inputs.s_offsets, accepted, case.room, case.op == "clear")
         return None
-
-
-def problem_of(inputs: WindowInputs) -> WindowProblem:
-    """The facts of the call that `inputs` are for."""
-    case, window = inputs.case, inputs.window
-    tensors: dict[str, Any] = {"window.k": window.k, "window.start": window.start, "window.length": window.length}
-    tensors["s_offsets"] = inputs.s_offsets
-    if isinstance(inputs.counts, torch.Tensor):
-        tensors["draft_lengths" if case.op == "verify" else "accepted"] = inputs.counts
-    if case.op in ("advance", "clear"):
-        return check_advance(case.op, tensors)
-    tensors |= {"window.v": window.v, "s": inputs.s, "decay_scales": inputs.decay_scales}
-    if case.op in ("fold", "commit"):
-        return check_commit("commit_layers" if case.L else case.op, tensors)
-    tensors |= {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    if inputs.out is not None:
-        tensors["out"] = inputs.out
-    return (check_decode_window if case.op == "decode" else check_verify)(case.op, tensors)
 
 
 def errors_of(case: WindowCase, emulation: Emulation, beyond: Mapping[int, int] | None = None) -> list[str]:

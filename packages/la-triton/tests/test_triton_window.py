@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 import torch
 
-from la_core import WindowProblem
+from la_core import KVWindow, WindowProblem
 from la_core.conformance.target import Target
 from la_core.conformance.window_cases import COMMIT, DECODE, LAYERS, RAGGED, WindowCase
 from la_core.conformance.window_target import WindowTarget
@@ -202,6 +202,42 @@ CASES = [
     replace(COMMIT, K=40, V=24, state_dtype=bf16),
     replace(LAYERS, state_layout="kv", V=48),
 ]
+
+
+@pytest.mark.parametrize("op", ["decode_window", "verify", "commit"])
+def test_candidates_hold_the_present_choice(op: WindowOp) -> None:
+    candidates = candidate_window_tiles(_problem(op))
+    assert choose_window_tiles(_problem(op)) in candidates
+    assert len(set(candidates)) == len(candidates) > 4
+
+
+def test_a_launch_takes_the_arguments_of_the_backend() -> None:
+    """Without the problem, which it was made for; as `la-bench tune` calls it."""
+    from la_triton import window_launch
+
+    class Remembering(window_launch.WindowLaunch):
+        def __init__(self, problem: WindowProblem) -> None:
+            self.problem = problem
+
+        def __call__(self, call: window_launch.WindowCall) -> None:
+            seen.append(call)
+
+    seen: list[window_launch.WindowCall] = []
+    window = KVWindow.allocate(P=2, N=4, H=1, K=8, V=8)
+    q, k, v, s, slots, slopes, out = (torch.full((1,), float(number)) for number in range(7))
+    cursors = window.k, window.v, window.start, window.length
+    Remembering(_problem("decode_window")).decode(q, k, v, s, slots, slopes, window, 0.5, out)
+    Remembering(_problem("verify")).verify(q, k, v, s, slots, slopes, window, None, 0.5, out)
+    Remembering(_problem("commit")).commit(window, s, slots, slopes, 3, None)
+    assert [call.tensors for call in seen] == [
+        (q, k, v, s, slots, slopes, *cursors, out),
+        (q, k, v, s, slots, slopes, *cursors, slots, out),
+        (s, slots, slopes, *cursors, slots),
+    ]
+    # 16 places: no row has room for 17, and that stands for none asked for.
+    assert [call.numbers for call in seen] == [(0.5,), (0.5,), (3, 17)]
+
+
 TILES = [
     WindowTiles(8, 1, 64, step=1),
     WindowTiles(16, 1, 8, step=2),

@@ -15,6 +15,7 @@ from la_core.spec.decode_checks import check_decode as decode_problem
 from la_core.spec.decode_problem import DecodeProblem
 from la_core.spec.errors import BackendUnavailable, SpecViolation, UnsupportedByBackend
 from la_core.spec.kv_window import KVWindow
+from la_core.spec.window_checks import check_window_call as window_problem
 from la_core.spec.window_problem import WindowProblem
 from la_core.version import SPEC_REVISION, __version__
 
@@ -42,6 +43,7 @@ __all__ = [
     "use_backend",
     "use_overlap",
     "verify",
+    "window_problem",
 ]
 
 installed_names()

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from la_core.spec.decode_problem import DecodeProblem, StateLayout
@@ -110,26 +109,8 @@ def _keys(arch: int) -> list[DecodeCompileKey]:
 
 def window_problem(op: WindowOp, **changes: Any) -> WindowProblem:
     """A call of a window operator on a GPU, for questions asked without tensors: 8 heads of K = V = 128, 16 places."""
-    io = None if op in ("commit", "advance") else torch.bfloat16
-    stateful = op != "advance"
-    facts: dict[str, Any] = {
-        "op": op,
-        **dict.fromkeys(("L", "B", "T"), 1),
-        **dict.fromkeys(("H", "G"), 8 if stateful else 0),
-        **dict.fromkeys(("K", "V"), 128 if stateful else 0),
-        "P": 100,
-        "N": 16,
-        "io_dtype": io,
-        "out_dtype": io,
-        "window_dtype": torch.bfloat16 if stateful else None,
-        "state_dtype": torch.float32 if stateful else None,
-        "offsets_dtype": torch.int32,
-        "counts_dtype": None,
-        "state_layout": "vk",
-        "device": torch.device("cuda"),
-        "arch": (9, 0),
-    }
-    return WindowProblem(**{**facts, **changes})
+    problem = WindowProblem.contiguous(op, B=1, P=100, N=16, H=8, K=128, V=128, device="cuda", arch=(9, 0))
+    return replace(problem, **changes)
 
 
 def _window_keys(arch: int) -> list[WindowCompileKey]:

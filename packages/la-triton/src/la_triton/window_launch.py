@@ -132,6 +132,18 @@ class WindowLaunch(KernelLaunch[WindowProblem]):
         addresses = [tensor.data_ptr() for tensor in call.tensors]
         self.start(aligned, (*addresses, *call.numbers, *self.numbers))
 
+    def decode(self, *arguments: Any) -> None:
+        """Launch a call with the arguments of :func:`decode_window_call`."""
+        self(decode_window_call(*arguments))
+
+    def verify(self, *arguments: Any) -> None:
+        """Launch a call with the arguments of :func:`verify_call`."""
+        self(verify_call(*arguments))
+
+    def commit(self, *arguments: Any) -> None:
+        """Launch a call with the arguments of :func:`commit_call`, without the problem."""
+        self(commit_call(self.problem, *arguments))
+
 
 def launch_window(problem: WindowProblem, call: WindowCall) -> None:
     """Run one checked call on a GPU."""

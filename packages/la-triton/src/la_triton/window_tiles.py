@@ -62,9 +62,10 @@ def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
 
 
 def candidate_window_tiles(problem: WindowProblem) -> tuple[WindowTiles, ...]:
-    """Shapes that `decode` with a window could be given for all batches; for measuring."""
+    """Shapes that an operator with states could be given for all batches; for measuring."""
+    step = choose_window_tiles(problem).step
     tiles = (
-        decode_window_tiles(problem, block_v, num_warps, inner)
+        replace(decode_window_tiles(problem, block_v, num_warps, inner), step=step)
         for block_v in (16, 32, 64)
         for num_warps in (4, 8)
         for inner in (problem.K, LINE_BYTES // _bytes(problem))

@@ -16,7 +16,7 @@ from la_core.conformance.window_inputs import WindowInputs, make_window_inputs
 from la_core.conformance.window_judge import judge_window
 from la_core.spec.errors import UnsupportedByBackend
 from la_core.spec.kv_window import KVWindow
-from la_core.spec.window_checks import check_advance, check_commit, check_decode_window, check_verify
+from la_core.spec.window_checks import check_window_call
 from la_core.spec.window_problem import WindowProblem
 
 
@@ -64,24 +64,7 @@ class WindowTarget:
 
     def problem(self, inputs: WindowInputs) -> WindowProblem:
         """The facts of the call that `inputs` are for."""
-        case, window = inputs.case, inputs.window
-        tensors: dict[str, Any] = {
-            "window.k": window.k,
-            "window.start": window.start,
-            "window.length": window.length,
-            "s_offsets": inputs.s_offsets,
-        }
-        if isinstance(inputs.counts, torch.Tensor):
-            tensors["draft_lengths" if case.op == "verify" else "accepted"] = inputs.counts
-        if case.op in ("advance", "clear"):
-            return check_advance(case.op, tensors)
-        tensors |= {"window.v": window.v, "s": inputs.s, "decay_scales": inputs.decay_scales}
-        if case.op in ("fold", "commit"):
-            return check_commit("commit_layers" if case.L else case.op, tensors)
-        tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **tensors}
-        if inputs.out is not None:
-            tensors["out"] = inputs.out
-        return (check_decode_window if case.op == "decode" else check_verify)(case.op, tensors)
+        return problem_of(inputs)
 
     def run(self, inputs: WindowInputs) -> torch.Tensor | None:
         """Make the call that `inputs` are for."""
@@ -218,6 +201,19 @@ class WindowTarget:
 
 
 _EXAMPLES = {"decode_window": DECODE, "verify": VERIFY, "commit": COMMIT, "advance": ADVANCE}
+
+
+def problem_of(inputs: WindowInputs) -> WindowProblem:
+    """The facts of the call that `inputs` are for, on any backend."""
+    case = inputs.case
+    arguments: dict[str, Any] = {"window": inputs.window, "s_offsets": inputs.s_offsets}
+    if case.op not in ("advance", "clear"):
+        arguments |= {"s": inputs.s, "decay_scales": inputs.decay_scales}
+    if case.op in ("decode", "verify"):
+        arguments |= {"q": inputs.q, "k": inputs.k, "v": inputs.v, "out": inputs.out}
+    if isinstance(inputs.counts, torch.Tensor):
+        arguments["draft_lengths" if case.op == "verify" else "accepted"] = inputs.counts
+    return check_window_call("commit_layers" if case.op == "commit" and case.L else case.op, **arguments)
 
 
 def on_all_rows(values: Sequence[int], like: torch.Tensor) -> torch.Tensor:

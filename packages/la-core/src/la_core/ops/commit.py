@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import commit_operator
 from la_core.ops.window_values import check_window_values
@@ -148,37 +151,48 @@ def run_commit(
 ) -> None:
     """Check, choose, run; see :func:`fold` and :func:`commit`."""
     op = calls.op
-
-    def check_numbers(N: int) -> None:
-        if not isinstance(accepted, torch.Tensor):
-            check_count(op, "accepted", accepted, 0, N)
-        if room is not None:
-            check_count(op, "room", room, 1, N)
-
     if is_compiling():
         check_window_type(op, window)
         each, for_all = (accepted, 0) if isinstance(accepted, torch.Tensor) else (None, accepted)
         given = dict(zip(_ARGUMENTS, (*window.tensors(), s, s_offsets, decay_scales), strict=True))
         axes = COMMIT_LAYERS_AXES if op == "commit_layers" else COMMIT_AXES
         check_traced(op, axes, {**given, "accepted": each}, None, check_offsets, ("accepted",))
-        check_numbers(window.k.shape[-3])
+        _check_numbers(op, accepted, room, window.k.shape[-3])
         commit_operator(op, *given.values(), each, for_all, room, backend, check_offsets)
         return
     if check_offsets is not None:
         check_optional_bool(op, "check_offsets", check_offsets)
     check_window_type(op, window)
-
-    def check_values(problem: WindowProblem) -> None:
-        check_numbers(problem.N)
-        check_window_values(op, problem, window, s_offsets, accepted, check_offsets)
-
-    tensors = (*window.tensors(), s, s_offsets, decay_scales)
+    tensors: Tensors = (window.k, window.v, window.start, window.length, s, s_offsets, decay_scales)
+    call = calls.one
     if isinstance(accepted, torch.Tensor):
-        plan = calls.each.plan(backend, (*tensors, accepted), check_values)
-    else:
-        plan = calls.one.plan(backend, tensors, check_values)
-    check_numbers(plan.problem.N)
+        call, tensors = calls.each, (*tensors, accepted)
+    # What new facts call for is made up only where they are new.
+    plan = call.latest_plan(backend, tensors) or call.find_plan(
+        backend, tensors, partial(_check_values, op, window, s_offsets, accepted, room, check_offsets)
+    )
+    _check_numbers(op, accepted, room, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values(op, plan.problem, window, s_offsets, accepted, check_offsets, plan)
     if plan.run is not None:
         plan.run(plan.problem, window, s, s_offsets, decay_scales, accepted, room)
+
+
+def _check_values(
+    op: str,
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    accepted: torch.Tensor | int,
+    room: int | None,
+    check_offsets: bool | None,
+    problem: WindowProblem,
+) -> None:
+    _check_numbers(op, accepted, room, problem.N)
+    check_window_values(op, problem, window, s_offsets, accepted, check_offsets)
+
+
+def _check_numbers(op: str, accepted: torch.Tensor | int, room: int | None, N: int) -> None:
+    if not isinstance(accepted, torch.Tensor):
+        check_count(op, "accepted", accepted, 0, N)
+    if room is not None:
+        check_count(op, "room", room, 1, N)

@@ -182,8 +182,8 @@ def explain_choice(problem: DecodeProblem | WindowProblem, *, backend: str = AUT
     Parameters
     ----------
     problem : DecodeProblem or WindowProblem
-        From :func:`la_core.decode_problem` for tensors at hand, or :meth:`la_core.DecodeProblem.contiguous`. The
-        problem of a window operator says the same about that one.
+        From :func:`la_core.decode_problem` or, for an operator with a window, :func:`la_core.window_problem` for
+        tensors at hand; or :meth:`la_core.DecodeProblem.contiguous` and :meth:`la_core.WindowProblem.contiguous`.
     backend : str
         As in :func:`decode`.
 

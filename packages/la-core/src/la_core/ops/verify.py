@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import verify_operator
 from la_core.ops.window_values import check_window_values
@@ -107,27 +110,37 @@ def verify(
     if check_offsets is not None:
         check_optional_bool("verify", "check_offsets", check_offsets)
     check_window_type("verify", window)
-
-    def check_values(problem: WindowProblem) -> None:
-        check_window_values("verify", problem, window, s_offsets, draft_lengths, check_offsets)
-        if softmax_scale is not None:
-            check_number("verify", "softmax_scale", softmax_scale)
-
-    tensors = (q, k, v, s, s_offsets, decay_scales, *window.tensors())
-    if draft_lengths is None:
-        if out is None:
-            plan = _PLAIN.plan(backend, tensors, check_values)
-        else:
-            plan = _GIVEN.plan(backend, (*tensors, out), check_values)
-    elif out is None:
-        plan = _RAGGED.plan(backend, (*tensors, draft_lengths), check_values)
-    else:
-        plan = _RAGGED_GIVEN.plan(backend, (*tensors, draft_lengths, out), check_values)
+    tensors: Tensors = (q, k, v, s, s_offsets, decay_scales, window.k, window.v, window.start, window.length)
+    call = _PLAIN
+    if draft_lengths is not None:
+        call, tensors = _RAGGED, (*tensors, draft_lengths)
+    if out is not None:
+        call, tensors = (_GIVEN if call is _PLAIN else _RAGGED_GIVEN), (*tensors, out)
+    # What new facts call for is made up only where they are new.
+    plan = call.latest_plan(backend, tensors) or call.find_plan(
+        backend, tensors, partial(_check_values, window, s_offsets, draft_lengths, softmax_scale, check_offsets)
+    )
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("verify", plan.problem, window, s_offsets, draft_lengths, check_offsets, plan)
-    scale = plan.default_scale if softmax_scale is None else check_number("verify", "softmax_scale", softmax_scale)
+    if softmax_scale is None:
+        softmax_scale = plan.default_scale
+    elif type(softmax_scale) is not float:
+        softmax_scale = check_number("verify", "softmax_scale", softmax_scale)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
     if plan.run is not None:
-        plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, window, draft_lengths, scale, out)
+        plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, window, draft_lengths, softmax_scale, out)
     return out
+
+
+def _check_values(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    draft_lengths: torch.Tensor | None,
+    softmax_scale: float | None,
+    check_offsets: bool | None,
+    problem: WindowProblem,
+) -> None:
+    check_window_values("verify", problem, window, s_offsets, draft_lengths, check_offsets)
+    if softmax_scale is not None:
+        check_number("verify", "softmax_scale", softmax_scale)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WindowCall
 from la_core.ops.window_traced import advance_operator, clear_operator
 from la_core.ops.window_values import check_window_values
@@ -68,17 +71,15 @@ def advance(
     if check_offsets is not None:
         check_optional_bool("advance", "check_offsets", check_offsets)
     check_window_type("advance", window)
-
-    def check_values(problem: WindowProblem) -> None:
-        if not isinstance(accepted, torch.Tensor):
-            check_count("advance", "accepted", accepted, 0, problem.N)
-        check_window_values("advance", problem, window, s_offsets, accepted, check_offsets)
-
-    tensors = (window.k, window.start, window.length, s_offsets)
+    tensors: Tensors = (window.k, window.start, window.length, s_offsets)
+    call = _ADVANCE
     if isinstance(accepted, torch.Tensor):
-        plan = _ADVANCE_EACH.plan(backend, (*tensors, accepted), check_values)
-    else:
-        plan = _ADVANCE.plan(backend, tensors, check_values)
+        call, tensors = _ADVANCE_EACH, (*tensors, accepted)
+    # What new facts call for is made up only where they are new.
+    plan = call.latest_plan(backend, tensors) or call.find_plan(
+        backend, tensors, partial(_check_advance, window, s_offsets, accepted, check_offsets)
+    )
+    if call is _ADVANCE:
         check_count("advance", "accepted", accepted, 0, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("advance", plan.problem, window, s_offsets, accepted, check_offsets, plan)
@@ -126,19 +127,40 @@ def clear(
     if check_offsets is not None:
         check_optional_bool("clear", "check_offsets", check_offsets)
     check_window_type("clear", window)
-
-    def check_values(problem: WindowProblem) -> None:
-        if room is not None:
-            check_count("clear", "room", room, 1, problem.N)
-        check_window_values("clear", problem, window, s_offsets, None, check_offsets)
-
-    plan = _CLEAR.plan(backend, (window.k, window.start, window.length, s_offsets), check_values)
+    tensors = (window.k, window.start, window.length, s_offsets)
+    plan = _CLEAR.latest_plan(backend, tensors) or _CLEAR.find_plan(
+        backend, tensors, partial(_check_clear, window, s_offsets, room, check_offsets)
+    )
     if room is not None:
         check_count("clear", "room", room, 1, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("clear", plan.problem, window, s_offsets, None, check_offsets, plan)
     if plan.run is not None:
         plan.run(plan.problem, window, s_offsets, 0, room, True)
+
+
+def _check_advance(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    accepted: torch.Tensor | int,
+    check_offsets: bool | None,
+    problem: WindowProblem,
+) -> None:
+    if not isinstance(accepted, torch.Tensor):
+        check_count("advance", "accepted", accepted, 0, problem.N)
+    check_window_values("advance", problem, window, s_offsets, accepted, check_offsets)
+
+
+def _check_clear(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    room: int | None,
+    check_offsets: bool | None,
+    problem: WindowProblem,
+) -> None:
+    if room is not None:
+        check_count("clear", "room", room, 1, problem.N)
+    check_window_values("clear", problem, window, s_offsets, None, check_offsets)
 
 
 def _traced(op: str, window: KVWindow, s_offsets: torch.Tensor, check_offsets: bool | None) -> list[torch.Tensor]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.compiler import is_compiling
 
 from la_core.ops.decode_values import ENV_CHECK_OFFSETS, check_traced
+from la_core.ops.kept_plans import Tensors
 from la_core.ops.window_plan import WINDOW, WindowCall
 from la_core.ops.window_traced import decode_window_operator
 from la_core.ops.window_values import check_window_values
@@ -46,22 +49,34 @@ def decode_window(
     if check_offsets is not None:
         check_optional_bool("decode", "check_offsets", check_offsets)
     check_window_type("decode", window)
-
-    def check_values(problem: WindowProblem) -> None:
-        check_window_values("decode", problem, window, s_offsets, None, check_offsets)
-        if softmax_scale is not None:
-            check_number("decode", "softmax_scale", softmax_scale)
-
-    tensors = (q, k, v, s, s_offsets, decay_scales, *window.tensors())
-    if out is None:
-        plan = _ALLOCATING.plan(backend, tensors, check_values)
-    else:
-        plan = _GIVEN.plan(backend, (*tensors, out), check_values)
+    tensors: Tensors = (q, k, v, s, s_offsets, decay_scales, window.k, window.v, window.start, window.length)
+    call = _ALLOCATING
+    if out is not None:
+        call, tensors = _GIVEN, (*tensors, out)
+    # What new facts call for is made up only where they are new.
+    plan = call.latest_plan(backend, tensors) or call.find_plan(
+        backend, tensors, partial(_check_values, window, s_offsets, softmax_scale, check_offsets)
+    )
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("decode", plan.problem, window, s_offsets, None, check_offsets, plan)
-    scale = plan.default_scale if softmax_scale is None else check_number("decode", "softmax_scale", softmax_scale)
+    if softmax_scale is None:
+        softmax_scale = plan.default_scale
+    elif type(softmax_scale) is not float:
+        softmax_scale = check_number("decode", "softmax_scale", softmax_scale)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
     if plan.run is not None:
-        plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, window, scale, out)
+        plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, window, softmax_scale, out)
     return out
+
+
+def _check_values(
+    window: KVWindow,
+    s_offsets: torch.Tensor,
+    softmax_scale: float | None,
+    check_offsets: bool | None,
+    problem: WindowProblem,
+) -> None:
+    check_window_values("decode", problem, window, s_offsets, None, check_offsets)
+    if softmax_scale is not None:
+        check_number("decode", "softmax_scale", softmax_scale)

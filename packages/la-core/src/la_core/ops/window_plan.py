@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from la_core.backends.choose_backend import CallDefaults, current_defaults
 from la_core.ops.kept_plans import KeptPlan, PlanStore, Tensors
 from la_core.spec.state_pool_rules import check_no_shared_memory
@@ -15,6 +17,9 @@ MAX_ADDRESSES = 1024
 
 WINDOW = ("window.k", "window.v", "window.start", "window.length")
 """Names of the tensors of a window, in the order in which they are passed around."""
+
+_address_of = torch.Tensor.data_ptr
+"""Of one tensor, without looking up its method: a call asks for ten and more."""
 
 
 class WindowPlan(KeptPlan[WindowProblem]):
@@ -71,12 +76,8 @@ class WindowCall(PlanStore[WindowPlan]):
         self.names, self.written, self.check = names, written, check
         self._writes = tuple(names.index(name) for name in written)
 
-    def plan(self, backend: str, tensors: Tensors, check_values: Callable[[WindowProblem], object]) -> WindowPlan:
-        """The plan for these arguments, whose memory has been checked.
-
-        `check_values` judges what facts do not show; it runs if the facts are new, so that all is said before a backend
-        is chosen.
-        """
+    def latest_plan(self, backend: str, tensors: Tensors) -> WindowPlan | None:
+        """The plan of the last call if it is that of these arguments, whose memory has then been checked."""
         plan = self.latest
         if (
             plan is None
@@ -84,28 +85,44 @@ class WindowCall(PlanStore[WindowPlan]):
             or plan.asked != backend
             or plan.defaults is not current_defaults.get()
         ):
+            return None
+        if tuple(map(_address_of, tensors)) not in plan.apart:
+            self._check_addresses(plan, tensors)
+        return plan
 
-            def check() -> WindowProblem:
-                problem = self.check(self.op, dict(zip(self.names, tensors, strict=True)))
-                if problem.device.type != "meta":
-                    self._check_memory(tensors)
-                check_values(problem)
-                return problem
+    def find_plan(self, backend: str, tensors: Tensors, check_values: Callable[[WindowProblem], object]) -> WindowPlan:
+        """The plan for these arguments, whose memory has been checked, where :meth:`latest_plan` has none.
 
-            plan = self.latest = self.find(backend, tensors, check)
-        addresses = tuple([t.data_ptr() for t in tensors])
-        if addresses not in plan.apart:
-            if self._ranges_meet(addresses, plan.extents):
+        `check_values` judges what facts do not show; it runs if the facts are new, so that all is said before a backend
+        is chosen.
+        """
+
+        def check() -> WindowProblem:
+            problem = self.check(self.op, dict(zip(self.names, tensors, strict=True)))
+            if problem.device.type != "meta":
                 self._check_memory(tensors)
-            if len(plan.apart) >= MAX_ADDRESSES:
-                plan.apart.clear()
-            plan.apart.add(addresses)
+            check_values(problem)
+            return problem
+
+        plan = self.latest = self.find(backend, tensors, check)
+        self._check_addresses(plan, tensors)
         return plan
 
     def forget(self) -> None:
         """Drop all plans."""
         super().forget()
         self.latest = None
+
+    def _check_addresses(self, plan: WindowPlan, tensors: Tensors) -> None:
+        """Judge where the tensors lie, unless that was done before."""
+        addresses = tuple(map(_address_of, tensors))
+        if addresses in plan.apart:
+            return
+        if self._ranges_meet(addresses, plan.extents):
+            self._check_memory(tensors)
+        if len(plan.apart) >= MAX_ADDRESSES:
+            plan.apart.clear()
+        plan.apart.add(addresses)
 
     def _ranges_meet(self, addresses: tuple[int, ...], extents: tuple[int, ...]) -> bool:
         """True if what is written may overlap another argument."""

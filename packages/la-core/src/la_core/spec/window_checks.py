@@ -6,6 +6,7 @@ returns the problem of the call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,6 +95,67 @@ def check_count(op: str, name: str, value: Any, least: int, most: int) -> None:
         )
     if not least <= value <= most:
         raise violation(op, f"{name} must be from {least} to {most}", str(value), "N is the places of the window.")
+
+
+def check_window_call(
+    op: str,
+    *,
+    window: Any,
+    s_offsets: Any,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    s: Any = None,
+    decay_scales: Any = None,
+    out: Any = None,
+    draft_lengths: Any = None,
+    accepted: Any = None,
+) -> WindowProblem:
+    """Refuse a call on a window that breaks the contract, else return its problem.
+
+    Parameters
+    ----------
+    op
+        The operator: `"decode"`, `"verify"`, `"fold"`, `"commit"`, `"commit_layers"`, `"advance"` or `"clear"`.
+    window, s_offsets
+        As every one of them takes them.
+    q, k, v, s, decay_scales, out, draft_lengths, accepted
+        As the operator takes them, with the same shapes: see :func:`la_core.decode`, :func:`la_core.verify`,
+        :func:`la_core.fold`, :func:`la_core.commit`, :func:`la_core.commit_layers` and :func:`la_core.advance`. `out`,
+        `draft_lengths` and `accepted` may be None; a number for `accepted` leaves no trace in the problem.
+
+    Returns
+    -------
+    WindowProblem
+        The facts of the call.
+
+    Raises
+    ------
+    SpecViolation
+        In the sentences of the operator; or `op` is none of them, or takes no such argument. Values of tensors and
+        shared memory are not looked at here: they change from call to call while the facts stay.
+    """
+    names = _ARGUMENTS_OF.get(op) if isinstance(op, str) else None
+    if names is None:
+        raise violation(
+            "window_problem",
+            "op must be the name of an operator with a window",
+            repr(op),
+            f"Pass one of {', '.join(_ARGUMENTS_OF)}.",
+        )
+    check_window_type(op, window)
+    needed = {"q": q, "k": k, "v": v, "s": s, "s_offsets": s_offsets, "decay_scales": decay_scales}
+    optional = {"draft_lengths": draft_lengths, "accepted": accepted, "out": out}
+    for name, value in {**needed, **optional}.items():
+        if value is not None and name not in names:
+            raise violation(op, f"{name} must be left out", f"a {type(value).__name__}", f"{op} takes no such thing.")
+    given = {**needed, **dict(zip(WINDOW_AXES, window.tensors(), strict=True)), **optional}
+    for_all = accepted is not None and not isinstance(accepted, torch.Tensor)
+    absent = {name for name, value in optional.items() if value is None} | ({"accepted"} if for_all else set())
+    problem = _CHECKS[op](op, {name: given[name] for name in names if name not in absent})
+    if for_all:
+        check_count(op, "accepted", accepted, 0, problem.N)
+    return problem
 
 
 def check_decode_window(op: str, tensors: Tensors) -> WindowProblem:
@@ -397,3 +459,26 @@ def _token_problem(op: WindowOp, tensors: Tensors, state_layout: StateLayout) ->
         window_v_strides=_window_strides(tensors["window.v"]),
         s_strides=_pool_strides(s),
     )
+
+
+_TOKENS = ("q", "k", "v", "s", "s_offsets", "decay_scales", *WINDOW_AXES)
+_POOL = (*WINDOW_AXES, "s", "s_offsets", "decay_scales")
+_CURSORS = ("window.k", "window.start", "window.length", "s_offsets")
+
+_ARGUMENTS_OF: dict[str, tuple[str, ...]] = {
+    "decode": (*_TOKENS, "out"),
+    "verify": (*_TOKENS, "draft_lengths", "out"),
+    "fold": _POOL,
+    "commit": (*_POOL, "accepted"),
+    "commit_layers": (*_POOL, "accepted"),
+    "advance": (*_CURSORS, "accepted"),
+    "clear": _CURSORS,
+}
+"""Tensor arguments of each operator in the order in which they are passed around, `accepted` if it is a tensor."""
+
+_CHECKS: dict[str, Callable[[str, Tensors], WindowProblem]] = {
+    "decode": check_decode_window,
+    "verify": check_verify,
+    **dict.fromkeys(("fold", "commit", "commit_layers"), check_commit),
+    **dict.fromkeys(("advance", "clear"), check_advance),
+}
