@@ -109,23 +109,24 @@ def _weigh(r_w: cute.Tensor, team: Int32, cursors, slope: Float32, spec: cutlass
 
 @cute.jit
 def _stage(r_wk: cute.Tensor, r_wv: cute.Tensor, tokens, starts, numbers, spec: cutlass.Constexpr):
-    """Put the tokens of a full window and the new one, which threads hold in parts, into shared memory: `k_i` and
+    """If a window is full, put its tokens and the new one, which threads hold in parts, into shared memory: `k_i` and
     `exp(-d*(n - i)) * v_i`, in float32. The new one is of age n and lies behind the ring.
     """
     s_k, s_v = tokens
     team, i_t, sharer, own_v = starts
-    oldest, pending, slope = numbers
-    for n in range_constexpr(spec.key_rounds):
-        if team + n * spec.teams < spec.places:
-            keep_side(r_wk[None, None, n], s_k[None, team + n * spec.teams], i_t, spec.team_step, Float32(1.0))
-    for n in range_constexpr(spec.value_rounds):
-        place = sharer + n * spec.sharers
-        age = wrapped(place - oldest, pending)
-        if place == pending:
-            age = pending
-        if place <= pending:
-            weight = decay(slope, pending - age)
-            keep_side(r_wv[None, None, n], s_v[None, place], own_v, spec.repeat_step, weight)
+    full, oldest, pending, slope = numbers
+    if full:
+        for n in range_constexpr(spec.key_rounds):
+            if team + n * spec.teams < spec.places:
+                keep_side(r_wk[None, None, n], s_k[None, team + n * spec.teams], i_t, spec.team_step, Float32(1.0))
+        for n in range_constexpr(spec.value_rounds):
+            place = sharer + n * spec.sharers
+            age = wrapped(place - oldest, pending)
+            if place == pending:
+                age = pending
+            if place <= pending:
+                weight = decay(slope, pending - age)
+                keep_side(r_wv[None, None, n], s_v[None, place], own_v, spec.repeat_step, weight)
 
 
 @cute.jit
@@ -284,8 +285,7 @@ def window_decode_kernel(
                 _load_new_token(g_k + i_t, team, spec.teams, new, r_wk, spec.team_step, spec)
             _load_new_token(g_v, sharer, spec.sharers, new, r_wv, spec.repeat_step, spec)
         if const_expr(spec.staged):
-            if full:
-                _stage(r_wk, r_wv, (s_k, s_v), (team, i_t, sharer, own_v), (oldest, pending, slope), spec)
+            _stage(r_wk, r_wv, (s_k, s_v), (team, i_t, sharer, own_v), (full, oldest, pending, slope), spec)
         if const_expr(not spec.overlap):
             # Behind that branch: further up the compiler lets the loads of the window wait for those of the state.
             _weigh(r_w, team, cursors, slope, spec)

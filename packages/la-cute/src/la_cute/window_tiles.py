@@ -112,9 +112,9 @@ def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
 
     Large blocks are the better ones for large batches: a block goes through the keys of a window once, whatever rows it
-    owns. Chosen on one H200, 2026-11, K = V = 128, states in float32 and bfloat16 with K contiguous, windows of 7 and 15
-    places at random phases for `decode`, of 16 for the others, from times of these and smaller blocks; for `commit`, of
-    states in all rows. `la-bench tune --op` measures them again.
+    owns. Chosen on one H200, 2026-11, K = V = 128, states in float32 and bfloat16 with K contiguous, windows at random
+    phases, of 7 and 15 places for `decode` and of 16 for the others, from times of these and other blocks; for
+    `commit`, of states in all rows. `la-bench tune --op` measures them again.
     """
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if problem.op == "commit" else "")
