@@ -25,10 +25,18 @@ REQUIRED_BACKENDS = ("ref",)
 
 CONSTRAINTS = "constraints.txt"
 SHARED_TOOLS = (
-    *("pytest", "hypothesis", "mypy", "-r", "docs/requirements.txt"),
+    *("pytest", "pytest-xdist", "hypothesis", "mypy", "-r", "docs/requirements.txt"),
     # Prebuilt kernels are linked with it. No version in the constraints: a torch for GPUs asks for one of its own.
     'nvidia-cuda-runtime>=13,<14; sys_platform == "linux"',
 )
+
+IN_PARALLEL = ("--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal")
+"""One process of tests for each core, up to 8."""
+
+FEW_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
+"""Two threads of torch in each process, so that what threads change can show; they sleep while they have no work.
+By default they spin instead, which takes most of a machine whose cores are all in use.
+"""
 
 HAS_PREBUILT = sys.platform == "linux" and platform.machine() == "x86_64"
 """Whether this is a platform for which la-cute's kernels are built ahead of time."""
@@ -69,7 +77,7 @@ def tests(session: nox.Session) -> None:
     """The whole conformance suite on every installed backend, and the tests of each package.
 
     On Linux la-triton's suite runs first, on CPU tensors under Triton's interpreter; of many alike tests, one in six.
-    Arguments go to pytest, and there is one run then: nox -s tests -- shared_tests --backend NAME
+    Arguments go to pytest, and there is one run then, in one process: nox -s tests -- shared_tests --backend NAME
     """
     python = shared_python(session)
     if session.posargs:
@@ -78,11 +86,12 @@ def tests(session: nox.Session) -> None:
     if sys.platform == "linux":
         session.run(
             *(python, "-m", "pytest", "shared_tests", "packages/la-triton"),
-            *("--backend", "triton", "--require-backend", "triton", "--sample", "6"),
-            env={"TRITON_INTERPRET": "1"},
+            *("--backend", "triton", "--require-backend", "triton", "--sample", "6", *IN_PARALLEL),
+            env={"TRITON_INTERPRET": "1", **FEW_THREADS},
             external=True,
         )
-    session.run(python, "-m", "pytest", *(f"--require-backend={name}" for name in REQUIRED_BACKENDS), external=True)
+    required = (f"--require-backend={name}" for name in REQUIRED_BACKENDS)
+    session.run(python, "-m", "pytest", *required, *IN_PARALLEL, env=FEW_THREADS, external=True)
 
 
 @nox.session(venv_backend="none")

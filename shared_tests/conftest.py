@@ -41,6 +41,9 @@ COMPILERS = {"triton": "triton", "cutlass_dsl": "nvidia-cutlass-dsl"}
 
 NO_GPU = "not run: no CUDA device"
 
+TARGET = "target"
+"""The property of a report that names the backend and device which its test is about."""
+
 _plan = pytest.StashKey["_Plan"]()
 
 
@@ -75,6 +78,12 @@ class _Plan:
         self.must_pass = list(dict.fromkeys([*asked, *self.required]))
         self.missing = [name for name in self.must_pass if not any(t.name == name for t in self.targets)]
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Also called in the process that sums up what the workers of pytest-xdist have run."""
+        target = dict(report.user_properties).get(TARGET)
+        if target is not None and (report.when == "call" or report.outcome != "passed"):
+            self.outcomes[str(target)][report.outcome].append(report.nodeid)
+
 
 def _names(values: list[str]) -> list[str]:
     names = [name.strip() for value in values for name in value.split(",")]
@@ -100,6 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_plan] = _Plan(config)
+    config.pluginmanager.register(config.stash[_plan])
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -137,7 +147,11 @@ def windows(target: Target) -> WindowTarget:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests of the suite do not depend on a backend: a run for named backends leaves them out."""
+    """The tests of the suite do not depend on a backend: a run for named backends leaves them out.
+
+    They take longest and come first, so that with pytest-xdist no process waits for them at the end.
+    """
+    items.sort(key=lambda item: "tests_of_the_suite" not in item.nodeid)
     _leave_a_sample(items, config.getoption("--sample"))
     if config.getoption("--backend"):
         ours = [item for item in items if "tests_of_the_suite" in item.nodeid]
@@ -165,8 +179,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: not run: {call.excinfo.value}")
     target = getattr(item, "callspec", None) and item.callspec.params.get("target")
-    if target is not None and (report.when == "call" or report.outcome != "passed"):
-        item.config.stash[_plan].outcomes[str(target)][report.outcome].append(item.nodeid)
+    if target is not None:
+        report.user_properties.append((TARGET, str(target)))
     return report
 
 
@@ -178,6 +192,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # A worker of pytest-xdist has run a part; who started it sums up.
     plan = session.config.stash[_plan]
     if not session.config.option.collectonly:
         passed = {t.name for t in plan.targets if plan.outcomes[str(t)]["passed"]}
@@ -225,15 +241,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{target}: {counts}")
     for what, reason in plan.not_run.items():
         terminalreporter.line(f"{what}: NOT RUN, {reason}")
-    caught = {
-        report.nodeid: dict(report.user_properties)["caught_by"]
-        for report in terminalreporter.getreports("passed")
-        if "caught_by" in dict(report.user_properties)
-    }
+    caught: dict[str, list[str]] = {}
+    for report in terminalreporter.getreports("passed"):
+        caught |= dict(report.user_properties).get("caught_by", {})
     if caught:
-        terminalreporter.section("wrong backends, and the first tests that caught them")
-        for nodeid, tests in caught.items():
-            names = ", ".join(dict.fromkeys(re.sub(r"^.*::(\w+).*$", r"\1", test) for test in tests))
-            terminalreporter.line(f"{nodeid[nodeid.index('[') + 1 : -1]}: {names}")
+        terminalreporter.section("wrong backends, and the first test that caught each")
+        for fault, tests in caught.items():
+            names = ", ".join(re.sub(r"^.*::(\w+).*$", r"\1", test) for test in tests)
+            terminalreporter.line(f"{fault}: {names}")
     for name in plan.missing:
         terminalreporter.line(f"{name}: MISSING, was asked for and passed no test", red=True)

@@ -119,7 +119,8 @@ def test_strides_gaps_and_alignment_change_no_bit(target: Target, case: DecodeCa
 def test_every_run_gives_the_same_bits(target: Target, case: DecodeCase) -> None:
     first = target.inputs(case)
     out = target.decode(first)
-    for _ in range(5):
+    # On a GPU the order of thread blocks differs from run to run.
+    for _ in range(2 if target.device == "cpu" else 5):
         again = target.inputs(case)
         assert same_bits(target.decode(again), out)
         assert same_bits(again.s, first.s)

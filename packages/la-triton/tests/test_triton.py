@@ -177,7 +177,8 @@ def test_every_tile_is_right_by_itself(case: DecodeCase, rows: int) -> None:
         interpret_decode(problem, *inputs.tensors(), case.K**-0.5, out, DecodeTiles(rows, 1))
         return out
 
-    assert judge_decode(make_decode_inputs(case), call) == []
+    # The interpreter runs one program after the other: two rows and one of padding say what more of them would.
+    assert judge_decode(make_decode_inputs(replace(case, B=3, P=5)), call) == []
 
 
 @on_gpu

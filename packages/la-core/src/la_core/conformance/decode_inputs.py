@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -49,10 +50,11 @@ class DecodeInputs:
 
 def make_decode_inputs(case: DecodeCase, device: torch.device | str = "cpu") -> DecodeInputs:
     """The tensors of a case: drawn on the CPU, then laid out on the device with strides, gaps and shift."""
-    random = torch.Generator().manual_seed(case.seed)
     G = case.G or case.H
-    offsets = list(case.offsets) if case.offsets is not None else _draw_offsets(case, random)
-    padding = [b for b, slot in enumerate(offsets) if slot < 0]
+    # What is drawn follows from sizes, slots and seed, whatever the layout.
+    sizes = (case.B, case.P, case.H, case.K, case.V, G)
+    drawn = _draw(DecodeCase(*sizes, offsets=case.offsets, padding=case.padding, seed=case.seed))
+    offsets = drawn.offsets
     buffers: dict[str, torch.Tensor] = {}
 
     def place(name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -69,16 +71,16 @@ def make_decode_inputs(case: DecodeCase, device: torch.device | str = "cpu") -> 
         q, k, v = torch.split(fused, list(widths.values()), dim=1)
     else:
         q, k, v = (place(name, (case.B, n), (n, 1), case.io_dtype) for name, n in widths.items())
-    for tensor in (q, k, v):
-        values = torch.randn(tensor.shape, generator=random)
-        values[padding] = torch.nan
+    for tensor, values in zip((q, k, v), drawn.tokens, strict=True):
         tensor.copy_(values)
 
     row_stride = case.K * case.V + case.pool_gap
     matrix = (case.K, 1) if case.state_layout == "vk" else (1, case.V)
     s = place("s", (case.P * case.H, case.V, case.K), (row_stride, *matrix), case.state_dtype)
-    for slot in (slot for slot in offsets if slot >= 0):
-        s[slot * case.H : (slot + 1) * case.H].copy_(torch.randn(case.H, case.V, case.K, generator=random))
+    live = [slot for slot in offsets if slot >= 0]
+    if live:
+        states = drawn.states.to(case.state_dtype).to(device)
+        torch.unflatten(s, 0, (case.P, case.H))[torch.tensor(live, device=device)] = states
 
     s_offsets = place("s_offsets", (case.B,), (1,), case.offsets_dtype)
     s_offsets.copy_(torch.tensor(offsets, dtype=torch.int64))
@@ -152,6 +154,29 @@ def untouched_errors(inputs: DecodeInputs, before: dict[str, torch.Tensor]) -> l
 
 def _like(view: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     return buffer.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What is random in a case, in float32 on the CPU: rows of q, k and v, those of padding NaN, and live states."""
+
+    offsets: list[int]
+    tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    states: torch.Tensor  # [rows that are not padding, H, V, K]
+
+
+@lru_cache(maxsize=2)
+def _draw(case: DecodeCase) -> _Drawn:
+    """Kept for the next calls, as a test makes the tensors of one case several times; nobody writes into them."""
+    random = torch.Generator().manual_seed(case.seed)
+    offsets = list(case.offsets) if case.offsets is not None else _draw_offsets(case, random)
+    q, k, v = (
+        torch.randn(case.B, width, generator=random) for width in (case.G * case.K, case.G * case.K, case.H * case.V)
+    )
+    for tensor in (q, k, v):
+        tensor[[b for b, slot in enumerate(offsets) if slot < 0]] = torch.nan
+    states = torch.randn(sum(slot >= 0 for slot in offsets), case.H, case.V, case.K, generator=random)
+    return _Drawn(offsets, (q, k, v), states)
 
 
 def _draw_offsets(case: DecodeCase, random: torch.Generator) -> list[int]:

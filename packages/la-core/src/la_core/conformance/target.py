@@ -59,7 +59,8 @@ class Target:
         DeclaredRefusal
             The backend runs the case at no size, and really refuses it.
         """
-        return self._inputs(self.fit(case))
+        inputs = make_decode_inputs(case, self.device)
+        return inputs if self.backend.refusal(self.problem(inputs)) is None else self._inputs(self.fit(case))
 
     def fit(self, case: DecodeCase) -> DecodeCase:
         """The case, or, if the backend does not run its K and V, the same with sizes that it runs."""

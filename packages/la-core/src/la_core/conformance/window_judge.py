@@ -15,9 +15,12 @@ Call = Callable[[WindowInputs], torch.Tensor | None]
 """Makes the call; returns the output of decode and verify."""
 
 
-def judge_window(inputs: WindowInputs, call: Call) -> list[str]:
-    """Make one call and say everything that is wrong with what it did, in one sentence per kind of fault."""
-    truth = inputs.truth()
+def judge_window(inputs: WindowInputs, call: Call, truth: WindowTruth | None = None) -> list[str]:
+    """Make one call and say everything that is wrong with what it did, in one sentence per kind of fault.
+
+    `truth` is that of the inputs, for callers that have it already.
+    """
+    truth = truth or inputs.truth()
     before = {name: buffer.clone() for name, buffer in inputs.buffers.items()}
     out = call(inputs)
     errors: list[str] = []

@@ -42,7 +42,8 @@ class WindowTarget:
         DeclaredRefusal
             The backend runs the case at no size, and really refuses it.
         """
-        return self._inputs(self.fit(case))
+        inputs = make_window_inputs(case, self.device)
+        return inputs if self.refusal(inputs) is None else self._inputs(self.fit(case))
 
     def fit(self, case: WindowCase) -> WindowCase:
         """The case, or, if the backend does not run its K and V, the same with sizes that it runs."""
@@ -173,9 +174,10 @@ class WindowTarget:
         By default that of la_core; but a row without room never comes through it where values can be read, so the
         backend is then called past it.
         """
+        truth = inputs.truth()
         if call is None:
-            call = self.run_unchecked if self.device == "cpu" and inputs.truth().no_room else self.run
-        errors = judge_window(inputs, call)
+            call = self.run_unchecked if self.device == "cpu" and truth.no_room else self.run
+        errors = judge_window(inputs, call, truth)
         if errors:
             raise ConformanceError(f"{self}, case {inputs.case.id}:\n  " + "\n  ".join(errors))
 
