@@ -19,8 +19,12 @@ from la_cute.kernel_keys import key_of_decode, keys_of_problem
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 
-REGISTERS = 144
-"""A thread's budget: fourteen warps still fit on a multiprocessor."""
+REGISTERS = {"sm_90a": 128}
+"""A thread's budget: sixteen warps still fit on a multiprocessor, and 256 states in blocks of one warp and 8 KiB on an
+H200 at a time."""
+
+OTHER_REGISTERS = 144
+"""On architectures that the tiles were not measured on."""
 
 compiler = pytest.mark.skipif(sys.platform != "linux", reason="not run: the CuTe DSL is there for Linux alone")
 
@@ -87,7 +91,7 @@ def test_the_threads_of_every_tile_cover_a_state_and_its_output_once(
 def test_tiles_are_few_and_all_sum_in_one_order(
     state_dtype: torch.dtype, state_layout: StateLayout, overlap: bool
 ) -> None:
-    """For one model at most five, whatever the batch; K lies over the same registers, lanes and warps in all."""
+    """For one model at most six, whatever the batch; K lies over the same registers, lanes and warps in all."""
     for K, V in itertools.product(SIZES, SIZES):
         chosen, orders = set(), set()
         for rows, heads in itertools.product((1, 2, 3, 7, 8, 16, 33, 64, 200, 512, 70_000), (1, 8, 64)):
@@ -98,7 +102,7 @@ def test_tiles_are_few_and_all_sum_in_one_order(
             threads = thread_layout(K, state_dtype, state_layout, tiles)
             share = 0 if state_layout == "vk" else tiles.num_warps
             orders.add((threads.vector, threads.lanes, threads.repeats, share))
-        assert len(chosen) <= 5
+        assert len(chosen) <= 6
         assert len(orders) == 1
 
 
@@ -154,7 +158,7 @@ def test_kernels_spill_nothing_and_move_16_bytes_a_thread(
         report = report_kernel(key)
         pieces = tiles.block_v * 128 * state_dtype.itemsize // (16 * 32 * tiles.num_warps)
         assert report.stack_bytes == 0
-        assert report.registers <= REGISTERS
+        assert report.registers <= REGISTERS.get(arch, OTHER_REGISTERS)
         assert report.wide_stores == pieces
         assert report.wide_loads == pieces
 

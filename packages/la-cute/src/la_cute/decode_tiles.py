@@ -94,9 +94,9 @@ _WITHOUT_OVERLAP: _Choice = (
 _WITH_OVERLAP: _Choice = (
     (16, 4 * KIB, 8, "evict_last", False),
     (64, 8 * KIB, 8, "evict_last", False),
-    (128, 8 * KIB, 4, "evict_last", True),
+    (128, 4 * KIB, 1, "evict_last", True),
     (256, 8 * KIB, 1, "", True),
-    (1024, 8 * KIB, 8, "evict_last", False),
+    (1024, 4 * KIB, 4, "evict_last", False),
     (math.inf, 8 * KIB, 1, "evict_last", False),
 )
 
@@ -114,10 +114,10 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     up to 16   8 KiB, 4 warps, evict last, sf 1.00 to 1.01  4 KiB, 8 warps, evict last     1.00
     up to 32   8 KiB, 4 warps, evict last, sf 1.00          8 KiB, 8 warps, evict last     1.00
     up to 64   16 KiB, 4 warps, sf            1.00          8 KiB, 8 warps, evict last     1.00
-    up to 128  16 KiB, 4 warps, sf            1.00          8 KiB, 4 warps, evict last, sf 1.00 to 1.01
+    up to 128  16 KiB, 4 warps, sf            1.00          4 KiB, 1 warp, evict last, sf  1.00
     up to 256  8 KiB, 1 warp                  1.00          8 KiB, 1 warp, sf              1.00
-    up to 512  2 KiB, 1 warp, evict last      1.00          8 KiB, 8 warps, evict last     1.00
-    up to 1024 8 KiB, 1 warp, evict last      1.00          8 KiB, 8 warps, evict last     1.00
+    up to 512  2 KiB, 1 warp, evict last      1.00          4 KiB, 4 warps, evict last     1.00
+    up to 1024 8 KiB, 1 warp, evict last      1.00          4 KiB, 4 warps, evict last     1.00
     above      8 KiB, 1 warp, evict last      1.00          8 KiB, 1 warp, evict last      1.00
     ========== ============================== ============= ============================== =============
 

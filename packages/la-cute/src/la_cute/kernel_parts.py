@@ -58,14 +58,20 @@ def widen(values: cute.Tensor, widened: cute.Tensor, zero: Uint32 | None = None)
 
 
 @cute.jit
-def load_pieces(source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr):
-    """Load q, k or v side by side in the dtype of `values`: up to 4 elements at a time."""
+def load_pieces(
+    source: cute.Pointer, values: cute.Tensor, spec: cutlass.Constexpr, in_pairs: cutlass.Constexpr = False
+):
+    """Load q, k or v side by side in the dtype of `values`: up to 4 elements at a time.
+
+    What is widened to float32 is so `in_pairs`, as by :func:`widen`, or one by one. That changes registers alone:
+    decode needs more of them with pairs, and the operators with a window need fewer.
+    """
     count = const_expr(min(spec.io_piece, cute.size(values)))
     bits = const_expr(count * source.dtype.width if spec.aligned else 0)
     for i in range_constexpr(cute.size(values) // count):
         raw = cute.make_rmem_tensor(cute.make_layout(count), source.dtype)
         load_run(source + i * count, raw, bits)
-        if const_expr(values.element_type is Float32):
+        if const_expr(in_pairs and values.element_type is Float32):
             piece = cute.make_tensor(values.iterator + i * count, raw.layout)
             widen(raw, piece)
         else:

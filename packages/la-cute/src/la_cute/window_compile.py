@@ -22,8 +22,9 @@ MOST_STAGED = 24 * 1024
 KEY_REGISTERS = 32
 """Most registers of a thread for keys that it loads early."""
 
-WIDENED = 16
-"""Values of a state that a thread widens to float32 at a time."""
+WIDENED = 64
+"""Values of a state that a thread widens to float32 at a time: all of most tiles, since each time costs a way through
+the tokens."""
 
 KERNELS = {"decode_window": "window_decode_kernel", "verify": "verify_kernel", "commit": "commit_kernel"}
 """The module of each operator's kernel."""

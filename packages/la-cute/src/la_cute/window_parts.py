@@ -18,7 +18,7 @@ from la_cute.window_tiles import TEAM
 def load_side(source: cute.Pointer, values: cute.Tensor, step: cutlass.Constexpr, spec: cutlass.Constexpr):
     """Load runs [run, repeats] that lie `step` elements apart, in the dtype of `values`."""
     for j in range_constexpr(cute.size(values, mode=[1])):
-        load_pieces(source + j * step, values[None, j], spec)
+        load_pieces(source + j * step, values[None, j], spec, True)
 
 
 @cute.jit

@@ -80,6 +80,8 @@ def tokens_at_once(K: int, window_dtype: torch.dtype, tiles: WindowTiles) -> int
 _Choice = tuple[tuple[float, int, int, Eviction, int], ...]
 """Units up to which it holds; values of a state in one thread, warps of a block, eviction, tiles of a block."""
 
+MOST_UNITS_WITH_OVERLAP = 2048
+
 _DECODE: _Choice = (
     (64, 16, 4, "evict_last", 1),
     (128, 32, 2, "evict_last", 1),
@@ -91,8 +93,7 @@ _DECODE_WITH_OVERLAP: _Choice = (
     (8, 64, 2, "evict_first", 1),
     (64, 32, 2, "", 1),
     (128, 32, 4, "evict_first", 1),
-    (2048, 64, 2, "evict_first", 1),
-    (math.inf, 128, 4, "evict_first", 1),
+    (MOST_UNITS_WITH_OVERLAP, 64, 2, "evict_first", 1),
 )
 _VERIFY: _Choice = ((16, 16, 4, "", 1), (64, 32, 4, "", 1), (math.inf, 64, 4, "evict_first", 1))
 _COMMIT: _Choice = (
@@ -118,7 +119,7 @@ def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
     """
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if problem.op == "commit" else "")
-    units = problem.L * problem.B * problem.H * problem.V * problem.K * _state_dtype(problem).itemsize / UNIT
+    units = _units(problem)
     choice = {"decode_window": _DECODE, "verify": _VERIFY, "commit": _COMMIT}[problem.op]
     if problem.op == "decode_window" and overlaps(problem):
         choice = _DECODE_WITH_OVERLAP
@@ -141,8 +142,17 @@ def candidate_window_tiles(problem: WindowProblem) -> tuple[WindowTiles, ...]:
 
 
 def overlaps(problem: WindowProblem) -> bool:
-    """Whether its kernel starts before the one before it has ended."""
+    """Whether its kernel starts before the one before it has ended.
+
+    A call of `decode` with many states gains nothing by it, and its threads wait for q, k and v behind the states.
+    """
+    if problem.op == "decode_window" and _units(problem) > MOST_UNITS_WITH_OVERLAP:
+        return False
     return problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
+
+
+def _units(problem: WindowProblem) -> float:
+    return problem.L * problem.B * problem.H * problem.V * problem.K * _state_dtype(problem).itemsize / UNIT
 
 
 def _state_dtype(problem: WindowProblem) -> torch.dtype:
