@@ -69,6 +69,17 @@ def test_other_states_are_runs_of_their_own(tmp_path: Path, triton: Row) -> None
     assert "## Decode, bfloat16 states, vk: triton" in card_page(tmp_path, "a-card")
 
 
+def test_steps_of_more_layers_are_runs_of_their_own(tmp_path: Path, make_row: MakeRow) -> None:
+    row = make_row(backend="triton", time_us=2.0, grid=(8, 1))
+    for layers, when in ((4, "2026-01-02"), (1, "2026-01-01")):
+        facts = replace(row.workload, op="verify", drafts=4, layers=layers)
+        put(tmp_path, f"one/verify-{layers}.jsonl", [replace(measured(row, when), workload=facts, window=16)])
+    runs = newest_grids(tmp_path, "a-card", "verify")
+    assert [(run.file, run.which) for run in runs] == [
+        (f"a-card/one/verify-{layers}.jsonl", f"float32 states, vk, T = 4, L = {layers}") for layers in (1, 4)
+    ]
+
+
 @pytest.fixture
 def rows(make_row: MakeRow) -> list[Row]:
     """Two ways to 16 states in a call, and one to 8; a backend that was not there, a peer that fails once."""

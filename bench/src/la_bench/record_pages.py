@@ -44,6 +44,19 @@ class GridRun:
         return facts.state_dtype, facts.state_layout
 
     @property
+    def step(self) -> tuple[int | None, int | None]:
+        """Drafts and layers of a step, of operators that have such."""
+        facts = self.rows[0].workload
+        return facts.drafts, facts.layers
+
+    @property
+    def which(self) -> str:
+        """What tells it from other runs of its operator."""
+        (dtype, layout), (drafts, layers) = self.states, self.step
+        step = f", T = {drafts}, L = {layers}" if layers is not None else ""
+        return f"{dtype} states, {layout}{step}"
+
+    @property
     def machine(self) -> str:
         """The card's name."""
         return self.rows[0].environment.machine
@@ -66,25 +79,25 @@ def cards(folder: Path) -> list[str]:
 
 
 def newest_grids(folder: Path, card: str, op: str | None = None) -> list[GridRun]:
-    """The runs of decode, or of another operator, of which some backend has none that is newer; by states, the newest
-    first.
+    """The runs of decode, or of another operator, of which some backend has none that is newer; by states and steps,
+    the newest first.
     """
     runs = [
         GridRun(path.relative_to(folder).as_posix(), tuple(rows), ())
         for path in sorted((folder / card).glob(f"*/{GRIDS if op is None else f'{op}*.jsonl'}"))
         if (facts := (rows := read_rows(path))[0].workload).grid and facts.op == op
     ]
-    newest: dict[tuple[str, tuple[str, str]], GridRun] = {}
+    newest: dict[tuple[object, ...], GridRun] = {}
     for run in sorted(runs, key=_age):
         for backend in _backends(run.rows):
-            newest[backend, run.states] = run
+            newest[backend, run.states, run.step] = run
     chosen = []
     for run in sorted(runs, key=_age, reverse=True):
-        mine = tuple(name for (name, _), best in newest.items() if best is run)
+        mine = tuple(str(name) for (name, *_), best in newest.items() if best is run)
         if mine:
             chosen.append(GridRun(run.file, run.rows, tuple(sorted(mine, key=_preference))))
     first = (README_DTYPE, README_LAYOUT)
-    return sorted(chosen, key=lambda run: (run.states != first, run.states))
+    return sorted(chosen, key=lambda run: (run.states != first, run.states, [count or 0 for count in run.step]))
 
 
 def newest_suites(folder: Path, card: str) -> list[SuiteRun]:
@@ -180,16 +193,15 @@ def _speeds(timed: dict[str, tuple[Row, Result]], names: Sequence[str], floors: 
 
 def _grid_section(run: GridRun) -> list[Block]:
     rows = run.rows
-    dtype, layout = run.states
     versions = listing([f"{name} {value}" for name, value in _versions(rows[0]) if value])
     blocks: list[Block] = [
-        Heading(2, f"Decode, {dtype} states, {layout}: {listing(run.newest_of)}"),
+        Heading(2, f"Decode, {run.which}: {listing(run.newest_of)}"),
         Paragraph(f"{_about(run)} {versions}. From {run.file}, the newest run of {listing(run.newest_of)}."),
         *against_others(rows),
     ]
     for heads in dict.fromkeys(row.workload.H for row in rows):
         here = [row for row in rows if heads == row.workload.H]
-        blocks += [Heading(3, f"H = {heads}, {dtype} states, {layout}, {run.newest_of[0]}"), time_table(here)]
+        blocks += [Heading(3, f"H = {heads}, {run.which}, {run.newest_of[0]}"), time_table(here)]
         ratios = ratio_table(here)
         if ratios is not None:
             blocks += [Paragraph("How many times faster than the fastest peer, and share of the floor:"), ratios]
@@ -205,14 +217,12 @@ def _grid_section(run: GridRun) -> list[Block]:
 
 def _window_section(run: GridRun) -> list[Block]:
     rows = run.rows
-    dtype, layout = run.states
-    which = f"{dtype} states, {layout}"
     environment = rows[0].environment
     depth = "A quick run of" if environment.quick else "A run of"
     versions = listing([f"{name} {value}" for name, value in _versions(rows[0]) if value])
     points = count(len({row.workload.name for row in rows}), "point")
     blocks: list[Block] = [
-        Heading(2, f"{TITLES[rows[0].workload.op or '']}, {which}: {listing(run.newest_of)}"),
+        Heading(2, f"{TITLES[rows[0].workload.op or '']}, {run.which}: {listing(run.newest_of)}"),
         Paragraph(
             f"{depth} {points} on {environment.machine}, {environment.utc[:10]}. {setting(rows[0])} {versions}. From "
             f"{run.file}, the newest run of {listing(run.newest_of)}."
@@ -220,7 +230,7 @@ def _window_section(run: GridRun) -> list[Block]:
         *summary(rows),
     ]
     for title, table in (*ratio_tables(rows), *time_tables(rows)):
-        blocks += [Heading(3, f"{rows[0].workload.op}, {title}, {which}, {run.newest_of[0]}"), table]
+        blocks += [Heading(3, f"{rows[0].workload.op}, {title}, {run.which}, {run.newest_of[0]}"), table]
     host = host_table(rows)
     if host is not None:
         blocks += [Paragraph("Host time in microseconds, over the points with small calls:"), host]
