@@ -61,7 +61,7 @@ def test_modes_of_backends() -> None:
 
 def test_each_mode_finds_its_caches_as_it_promises() -> None:
     processes = Processes()
-    results = measure_first("cute", "la_cute", "cuda", ("installed", "warm", "cold"), 2, ask=processes)
+    results, _ = measure_first("cute", "la_cute", "cuda", ("installed", "warm", "cold"), 2, ask=processes)
     # It compiles, so what it imports is not what a call of that mode does.
     (_, fills_the_cache, _) = processes.seen.pop(1)
     assert fills_the_cache["LA_CUTE_CACHE_DIR"] == processes.seen[1][1]["LA_CUTE_CACHE_DIR"]
@@ -97,7 +97,7 @@ def test_a_mode_that_fails_leaves_the_others() -> None:
             raise RuntimeError("there is no compiler")
         return processes(options, variables)
 
-    installed, warm = measure_first("cute", "la_cute", "cuda", ("installed", "warm"), 2, ask=ask)
+    (installed, warm), _ = measure_first("cute", "la_cute", "cuda", ("installed", "warm"), 2, ask=ask)
     assert (installed.fault, len(installed.first)) == (None, 2)
     assert (warm.fault, warm.first) == ("there is no compiler", [])
     assert [line[1] for line in first_table([installed, warm]).rows] == ["installed"]
@@ -185,6 +185,22 @@ def test_a_process_that_fails_makes_the_exit_status_1(monkeypatch: pytest.Monkey
     monkeypatch.setattr(la_bench.first_call, "ask_process", ask)
     assert main(["first", "--backend", "ref", "--device", "cpu"]) == 1
     assert "ERROR: ref, installed: out of patience" in capsys.readouterr().out
+
+
+def test_ctrl_c_keeps_the_samples_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    processes = Processes()
+
+    def ask(options: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:
+        if len(processes.seen) == 3:
+            raise KeyboardInterrupt
+        return processes(options, variables)
+
+    out = tmp_path / "first.jsonl"
+    monkeypatch.setattr(la_bench.first_call, "ask_process", ask)
+    assert main(["first", "--backend", "ref", "--device", "cpu", "--samples", "5", "--out", str(out)]) == 130
+    # The first of three processes does not count.
+    assert len(json.loads(out.read_text())["first_ms"]) == 2
+    assert "stopped by Ctrl-C" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

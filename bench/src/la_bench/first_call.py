@@ -131,8 +131,8 @@ def measure_first(
     samples: int,
     tick: Tick = lambda done: None,
     ask: Ask | None = None,
-) -> list[FirstCall]:
-    """Every mode in `samples` processes, taken in turns.
+) -> tuple[list[FirstCall], bool]:
+    """Every mode in `samples` processes, taken in turns; and whether Ctrl-C ended that early, which keeps what is done.
 
     A process before them, which does not count, tells what a call of the mode imports, so that the others import it
     first. In the mode `warm` yet another fills the cache before that, and with it imports a compiler that no call of
@@ -140,6 +140,16 @@ def measure_first(
     """
     ask = ask or ask_process
     results = [FirstCall(backend, mode) for mode in modes]
+    try:
+        _measure_in_turns(results, package, device, samples, tick, ask)
+    except KeyboardInterrupt:
+        return [result for result in results if result.first or result.fault is not None], True
+    return results, False
+
+
+def _measure_in_turns(
+    results: Sequence[FirstCall], package: str, device: str, samples: int, tick: Tick, ask: Ask
+) -> None:
     imports: dict[str, list[str]] = {}
     with ExitStack() as stack:
 
@@ -153,8 +163,9 @@ def measure_first(
                 tick(((number_of_round + 1) * len(results) + place) / ((samples + 1) * len(results)))
                 if result.fault is not None:
                     continue
-                cache, folder = CACHES.get(backend), filled if mode == WARM else new_folder()
-                options = {"backend": backend, "package": package, "device": device, "imports": imports.get(mode, [])}
+                cache, folder = CACHES.get(result.backend), filled if mode == WARM else new_folder()
+                options = {"backend": result.backend, "package": package, "device": device}
+                options |= {"imports": imports.get(mode, [])}
                 variables = cache.variables(mode, folder) if cache else {}
                 try:
                     if number_of_round < 0 and mode == WARM:
@@ -168,7 +179,6 @@ def measure_first(
                 else:
                     result.add(answer)
         tick(1.0)
-    return results
 
 
 def ask_process(options: Mapping[str, Any], variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -35,9 +35,9 @@ def first(options: Namespace) -> int:
         def tick(done: float) -> None:
             progress.update(task, completed=done)
 
-        results = measure_first(options.backend, package, device.type, modes, options.samples, tick)
+        results, stopped = measure_first(options.backend, package, device.type, modes, options.samples, tick)
     show(filled_table(f"first decode call of a process, {environment.machine}", first_table(results)))
-    if options.out is not None:
+    if options.out is not None and results:
         write_file(options.out, first_json_lines(results, backend_facts(options.backend).source_hash, environment))
     limit = options.max_ms
     broken = [result for result in results if result.fault is not None]
@@ -47,6 +47,9 @@ def first(options: Namespace) -> int:
     too_slow = [result for result in good if limit is not None and result.beyond.median > limit]
     for result in too_slow:
         print_line(f"OVER THE LIMIT of {limit:g} ms: {result.mode}: {result.beyond.median:.1f} ms beyond a later call")
+    if stopped:
+        print_line("stopped by Ctrl-C; the table has what was measured before")
+        return 130
     return 1 if broken or too_slow else 0
 
 
