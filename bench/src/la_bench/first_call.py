@@ -164,8 +164,8 @@ def _measure_in_turns(
                 if result.fault is not None:
                     continue
                 cache, folder = CACHES.get(result.backend), filled if mode == WARM else new_folder()
-                options = {"backend": result.backend, "package": package, "device": device}
-                options |= {"imports": imports.get(mode, [])}
+                options: dict[str, Any] = {"backend": result.backend, "package": package, "device": device}
+                options["imports"] = imports.get(mode, [])
                 variables = cache.variables(mode, folder) if cache else {}
                 try:
                     if number_of_round < 0 and mode == WARM:
