@@ -66,6 +66,8 @@ FAULTS = {
     "clear_ignores_room": "clear empties windows that have room",
     "fold_ignores_room": "fold writes states whose window has room",
     "room_off_by_one": "a window that has just enough room is folded and cleared",
+    "room_of_pending_alone": "commit and advance with room do not count the accepted tokens",
+    "advance_ignores_room": "a window that has been committed for lack of room is not cleared",
     "commit_ignores_accepted": "only pending tokens come in",
     "commit_of_first_row": "all rows accept what the first row accepts",
     "commit_moves_cursors": "commit clears the window",
@@ -185,7 +187,7 @@ class WrongWindowBackend(WrongBackend):
                 ring = self._ring(b, slot, s_offsets, problem.P)
                 pending = len(self._places(its_window, ring, N))
                 drafts = 0 if fault == "commit_ignores_accepted" else self._count(accepted, b, N - pending)
-                if not self._lacks_room(pending, room, N, fault == "fold_ignores_room"):
+                if not self._lacks_room(pending, drafts, room, N, fault == "fold_ignores_room"):
                     continue
                 rows = pool[slot * H : (slot + 1) * H]
                 if pending + drafts:
@@ -215,17 +217,19 @@ class WrongWindowBackend(WrongBackend):
             slot = b if fault == "advance_of_the_row" and b < problem.P else slot
             length = int(window.length[slot])
             pending = length if fault == "cursors_unlimited" else min(max(length, 0), N)
-            if clear:
-                if self._lacks_room(pending, room, N, fault == "clear_ignores_room"):
-                    if fault != "clear_keeps_start":
-                        window.start[slot] = (window.start[slot] + pending) % N
-                    window.length[slot] = 0
+            more = 0 if clear else self._count(accepted, b, N - pending)
+            asked = clear or (room is not None and fault != "advance_ignores_room")
+            if asked and self._lacks_room(pending, more, room, N, clear and fault == "clear_ignores_room"):
+                if fault != "clear_keeps_start":
+                    window.start[slot] = (window.start[slot] + pending + more) % N
+                window.length[slot] = 0
+            elif clear:
+                continue
             elif pending == N:
                 taken = self._count(accepted, b, 1) > 0 or fault == "idle_row_loses_its_window"
                 window.length[slot] = 0 if taken and fault != "full_window_stays_full" else N
             else:
-                more = self._count(accepted, b, N - pending) + (fault == "cursor_off_by_one")
-                window.length[slot] = pending + more
+                window.length[slot] = pending + more + (fault == "cursor_off_by_one")
 
     def _write_of_padding(
         self, problem: WindowProblem, window: KVWindow, k: torch.Tensor, v: torch.Tensor, s_offsets: torch.Tensor
@@ -352,10 +356,11 @@ class WrongWindowBackend(WrongBackend):
             counts = int(counts[0 if self.window_fault == "commit_of_first_row" else b])
         return min(counts, most + 64) if self.window_fault == "counts_unlimited" else min(max(counts, 0), most)
 
-    def _lacks_room(self, pending: int, room: int | None, N: int, ignored: bool) -> bool:
+    def _lacks_room(self, pending: int, more: int, room: int | None, N: int, ignored: bool) -> bool:
         if room is None or ignored:
             return True
-        return pending + room + (self.window_fault == "room_off_by_one") > N
+        more = 0 if self.window_fault == "room_of_pending_alone" else more
+        return pending + more + room + (self.window_fault == "room_off_by_one") > N
 
 
 _all = [WrongWindowBackend(fault) for fault in FAULTS]

@@ -51,7 +51,7 @@ def _step(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """Two steps of a model: inputs are computed, cursors are moved between."""
     window, pool = a["window"], (a["s"], a["s_offsets"], a["decay_scales"])
     token = decode(a["q"][:, 0] * 2, a["k"][:, 0], a["v"][:, 0], *pool, window=window) + 1
-    advance(window, a["s_offsets"])
+    advance(window, a["s_offsets"], room=2)
     fold(window, *pool, room=3)
     clear(window, a["s_offsets"], room=3)
     drafts = verify(a["q"] * 2, a["k"], a["v"], *pool, window, draft_lengths=a["draft_lengths"])
@@ -114,7 +114,7 @@ def test_the_operators_are_declared_as_they_behave(name: str) -> None:
         "decode_window": (*token, *pool, k, v, start, length, 0.5, a["out"][:, 0].clone(), *options),
         "verify": (a["q"], a["k"], a["v"], *pool, k, v, start, length, None, 0.5, a["out"], *options),
         "commit": ("commit", k, v, start, length, *pool, a["draft_lengths"], 0, None, *options),
-        "advance": (k, start, length, a["s_offsets"], a["draft_lengths"], 0, *options),
+        "advance": (k, start, length, a["s_offsets"], a["draft_lengths"], 0, 2, *options),
         "clear": (k, start, length, a["s_offsets"], 2, *options),
     }
     if name == "verify":

@@ -142,6 +142,8 @@ def _to_write(inputs: WindowInputs) -> Iterator[torch.Tensor]:
     for _, slot in _live_slots(inputs):
         if inputs.case.op == "advance":
             yield window.length[slot]
+            if truth.start[slot] != window.start[slot] or inputs.case.room is not None and not truth.length[slot]:
+                yield window.start[slot]
         if inputs.case.op == "clear" and (inputs.case.room is None or truth.length[slot] != window.length[slot]):
             yield from (window.start[slot], window.length[slot])
 
@@ -234,6 +236,7 @@ CASES = [
     replace(ADVANCE, lengths=(-3, 4, 99, 2), starts=(-1, 17, 3, -9), counts=(-2, 99, 1, 1)),
     *(replace(ADVANCE, counts=number) for number in (0, 2)),
     *(replace(case, room=room, H=1, V=64) for case in (FOLD, CLEAR) for room in (1, 3, 4)),
+    *(replace(case, room=room, H=1, V=64) for case in (COMMIT, ADVANCE) for room in (1, 3, 8)),
 ]
 
 

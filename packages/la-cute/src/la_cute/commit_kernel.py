@@ -6,7 +6,7 @@ them (limited to 0 ... N - n), every layer and every head h of group g = h // (H
 
     S[v,k] = exp(-d(n+a)) S[v,k] + sum_{i < n+a} exp(-d(n+a-1-i)) v_i[v] k_i[k]
 
-if n + room > N, and if there is something to bring in; other rows neither read nor write their state. Layouts as in
+if n + a + room > N, and if there is something to bring in; other rows neither read nor write their state. Layouts as in
 decode; window.k [P, N, G, K] and window.v [P, N, H, V], with a stride between layers. fold is a commit of no drafts.
 
 One thread block owns `block_v` rows of V of one (layer, row, head), and `tiles_of_block` times as many that follow, one
@@ -174,7 +174,7 @@ def commit_kernel(
         if const_expr(accepted is not None):
             brought = limited(accepted, row, places)
         count = pending + cutlass.min(brought, places - pending)
-        if live & (count > 0) & (pending + room > places):
+        if live & (count > 0) & (count + room > places):
             i_l = i_lh // heads
             i_h = i_lh - i_l * heads.divisor
             layer = Int64(i_l)

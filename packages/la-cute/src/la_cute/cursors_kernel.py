@@ -5,7 +5,9 @@ For every row b with slot p = s_offsets[b] in [0, P), n = length[p] pending toke
 0 ... N - n):
 
     advance:  length[p] = 0 if n = N and accepted[b] > 0, else n + a
-    clear:    start[p] = (start[p] + n) % N, length[p] = 0, if n + room > N
+    clear:    start[p] = (start[p] + n + a) % N, length[p] = 0, if n + a + room > N
+
+clear has a = 0 and does nothing else; advance does so first, with room = 0 if none is asked for.
 
 Nothing races: one thread has a row, and reads and writes the cursors of its slot alone.
 """
@@ -38,18 +40,17 @@ def cursors_kernel(
         slot, places = Int64(s_offsets[row]), Int32(ring.divisor)
         if (slot >= 0) & (slot < Int64(start.shape[0])):
             oldest, pending = read_cursors(start, length, slot, cutlass.Boolean(True), ring)
-            if clears != 0:
-                if pending + room > places:
-                    behind = oldest + pending
-                    if behind >= places:
-                        behind = behind - places
-                    start[slot] = behind
-                    length[slot] = Int32(0)
-            else:
-                more = accepted_of_all
-                if const_expr(accepted is not None):
-                    more = limited(accepted, row, places)
-                count = cutlass.min(pending + more, places)
+            more = accepted_of_all
+            if const_expr(accepted is not None):
+                more = limited(accepted, row, places)
+            count = cutlass.min(pending + more, places)
+            if count + room > places:
+                behind = oldest + count
+                if behind >= places:
+                    behind = behind - places
+                start[slot] = behind
+                length[slot] = Int32(0)
+            elif clears == 0:
                 if (pending == places) & (more > 0):
                     count = Int32(0)
                 length[slot] = count

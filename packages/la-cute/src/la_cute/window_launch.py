@@ -146,7 +146,8 @@ class CursorsLaunch:
         run = self._run
         if run is None:
             run = self._run = compiled_kernel(cursors_compile_key(self.problem))
-        run(s_offsets, window.start, window.length, *_counts(accepted), self.problem.N, _room(room), int(clear))
+        places = _room(room) if clear else room or 0
+        run(s_offsets, window.start, window.length, *_counts(accepted), self.problem.N, places, int(clear))
 
 
 def _steps(sizes: tuple[int, ...], strides: tuple[int, ...]) -> Iterable[int]:

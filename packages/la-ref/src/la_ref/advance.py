@@ -32,8 +32,12 @@ def advance(
         more = accepted.long() if isinstance(accepted, torch.Tensor) else torch.full_like(length, accepted)
         # Into a full window `decode` took no token: there an accepted one says that it has been emptied.
         folded = (length == problem.N) & (more > 0)
-        more = torch.minimum(more.clamp_min(0), problem.N - length)
-        length = torch.where(folded, 0, length + more)
+        end = length + torch.minimum(more.clamp_min(0), problem.N - length)
+        length = torch.where(folded, 0, end)
+        if room is not None:
+            committed = end + room > problem.N
+            start = torch.where(committed, (start + end) % problem.N, start)
+            length = torch.where(committed, 0, length)
     for _, source, mask in row_chunks(problem, written, problem.B):
         slots = cursors.slots[source]
         for cursor, new in ((window.start, start), (window.length, length)):

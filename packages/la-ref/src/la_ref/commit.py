@@ -45,7 +45,7 @@ def commit(
     more = accepted.long() if isinstance(accepted, torch.Tensor) else torch.full_like(cursors.slots, accepted)
     counts = cursors.length + torch.minimum(more.clamp_min(0), problem.N - cursors.length)
     if room is not None:
-        counts = torch.where(cursors.length + room > problem.N, counts, 0)
+        counts = torch.where(counts + room > problem.N, counts, 0)
     if window.k.ndim == 4:
         bring_in(problem, window, s, decay_scales, cursors, counts)
         return

@@ -2,7 +2,7 @@
 """fold, commit and commit_layers as one Triton kernel.
 
 Computes, for every layer l, every row b with slot p = s_offsets[b] in [0, P), whose window has n = length[p] of N
-places pending, with c = n + accepted[b] > 0 tokens to bring in and n + room > N, and every head h of group
+places pending, with c = n + accepted[b] > 0 tokens to bring in and c + room > N, and every head h of group
 g = h // (H // G),
 
     S'[v,k] = exp(-d*c) * S[v,k] + sum_i exp(-d*(c-1-i)) * v_i[v] k_i[k]      S = s[l, p*H + h], replaced by S'
@@ -79,7 +79,7 @@ def commit_kernel(
     row, slot, live, _ = live_row(p_offsets, i_b, B, P)
     start, n = ring_cursors(p_start, p_length, slot, live, N, FENCE=False)
     count = n + count_of_row(p_counts, row, accepted, N - n, HAS_COUNTS)
-    count = tl.where(live & (n + room > N), count, 0)
+    count = tl.where(live & (count + room > N), count, 0)
     p_S, m_S = state_tile(
         p_s + i_l * s_layer + (slot * H + i_h) * s_row,
         i_v,

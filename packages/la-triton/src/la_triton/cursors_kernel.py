@@ -4,9 +4,10 @@
 For every row b with slot p = s_offsets[b] in [0, P), whose window has n = length[p] of N places pending,
 
     advance:  length[p] = 0 where n = N and accepted[b] > 0, else n + accepted[b]
-    clear:    start[p] = (start[p] + n) % N and length[p] = 0, where n + room > N
+    clear:    start[p] = (start[p] + n + accepted[b]) % N and length[p] = 0, where n + accepted[b] + room > N
 
-with start and length first brought into their ranges, and accepted[b] into 0 ... N - n. start, length [P], s_offsets
+clear has accepted = 0 and does nothing else; advance does so first, with room = 0 if none is asked for. In both
+start and length are first brought into their ranges, and accepted[b] into 0 ... N - n. start, length [P], s_offsets
 and accepted [B], all contiguous.
 
 One program owns `BLOCK_B` rows, one thread a row. Nothing races: a slot's cursors are written by the thread that read
@@ -47,8 +48,8 @@ def cursors_kernel(
     start, n = ring_cursors(p_start, p_length, slot, live, N, FENCE=False)
     # One more than fits a full window, where it says that `decode` has emptied it.
     counted = n + count_of_row(p_counts, row, accepted, tl.maximum(N - n, 1), HAS_COUNTS)
-    end = start + n
-    # Written where n is more than a limit: all or nothing for advance.
-    tl.store(p_start + slot, tl.where(end >= N, end - N, end), mask=live & (n > tl.where(clear != 0, N - room, N)))
-    length = tl.where(clear != 0, 0, tl.where(counted > N, 0, counted))
-    tl.store(p_length + slot, length, mask=live & (n > tl.where(clear != 0, N - room, -1)))
+    count = tl.minimum(counted, N)
+    end = start + count
+    cleared = count + room > N
+    tl.store(p_start + slot, tl.where(end >= N, end - N, end), mask=live & cleared)
+    tl.store(p_length + slot, tl.where(cleared | (counted > N), 0, count), mask=live & (cleared | (clear == 0)))

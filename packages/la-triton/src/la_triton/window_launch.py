@@ -91,7 +91,8 @@ def advance_call(
     """A call of advance or clear."""
     counts, number = _counts(s_offsets, accepted)
     tensors = s_offsets, window.start, window.length, counts
-    return WindowCall((), (), tensors, (number, _room(problem, room), int(clear)))
+    places = _room(problem, room) if clear else room or 0
+    return WindowCall((), (), tensors, (number, places, int(clear)))
 
 
 def _counts(s_offsets: torch.Tensor, accepted: torch.Tensor | int) -> tuple[torch.Tensor, int]:

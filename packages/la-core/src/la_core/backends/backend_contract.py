@@ -109,7 +109,7 @@ class WindowBackend(Protocol):
     ) -> None:
         """Write the states: fold (`accepted` 0), commit, and commit_layers (all tensors stacked).
 
-        With `room`, only those of rows with `length + room > N`.
+        With `room`, only those of rows with `length + accepted + room > N`.
         """
 
     def advance(
@@ -121,4 +121,7 @@ class WindowBackend(Protocol):
         room: int | None,
         clear: bool,
     ) -> None:
-        """Write the cursors: advance, or clear (`clear` True, where `room` restricts the rows as in commit)."""
+        """Write the cursors: advance, or clear (`clear` True, `accepted` 0).
+
+        With `room`, advance clears the rows that commit brings in with the same `room`, and clear no others.
+        """

@@ -43,7 +43,7 @@ class WindowCase:
     counts_dtype
         Of counts that are a tensor.
     room
-        Of fold and clear.
+        Of fold, commit, advance and clear.
     state_layout
         `"vk"` or `"kv"`.
     softmax_scale
@@ -152,10 +152,12 @@ SAMPLE_CASES = (
     replace(FOLD, room=2, H=4, G=2),
     COMMIT,
     replace(COMMIT, state_layout="kv", K=128, V=64, H=6, G=2, state_dtype=bf16),
+    replace(COMMIT, room=3),
     LAYERS,
     replace(LAYERS, H=4, G=2, state_layout="kv"),
     ADVANCE,
     replace(ADVANCE, counts=None, lengths=(0, 7, 8, 3)),
+    replace(ADVANCE, room=3),
     CLEAR,
     replace(CLEAR, room=2),
 )
@@ -201,6 +203,8 @@ def _phases() -> list[WindowCase]:
             cases.append(WindowCase(op, **phases, counts=(N, 1, 0)))  # type: ignore[arg-type]
         for room in {1, N // 2 + 1, N}:
             cases += [WindowCase(op, **phases, room=room) for op in ("fold", "clear")]  # type: ignore[arg-type]
+            for op in ("commit", "advance"):
+                cases.append(WindowCase(op, **phases, counts=(N // 2, 1, 0), room=room))  # type: ignore[arg-type]
     for T, N in ((1, 1), (1, 8), (2, 4), (4, 4), (4, 7), (8, 8), (8, 16), (16, 16), (16, 64), (33, 64)):
         more = min(4, N - T)
         lengths, starts = (0, N - T, more), (N - 1, T % N, (N + T // 2) % N)

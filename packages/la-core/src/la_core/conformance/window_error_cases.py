@@ -460,7 +460,7 @@ WINDOW_ERROR_CASES: tuple[WindowErrorCase, ...] = (
     ),
     *(
         WindowErrorCase(f"{op}-room-is-{value}", op, _set("room", _always(value)), f"{op}: room {rule}")
-        for op in ("fold", "clear")
+        for op in ("fold", "clear", "commit", "commit_layers", "advance")
         for value, rule in (
             (0, "must be from 1 to 4; got 0. N is the places of the window."),
             (5, "must be from 1 to 4; got 5. N is the places of the window."),

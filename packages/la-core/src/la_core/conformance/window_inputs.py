@@ -61,7 +61,8 @@ class WindowInputs:
         if self.case.op in ("fold", "commit"):
             return commit_truth(*pool, 0 if self.counts is None else self.counts, self.case.room)
         if self.case.op == "advance":
-            return advance_truth(self.window, self.s_offsets, 1 if self.counts is None else self.counts)
+            accepted = 1 if self.counts is None else self.counts
+            return advance_truth(self.window, self.s_offsets, accepted, self.case.room)
         return clear_truth(self.window, self.s_offsets, self.case.room)
 
     def of_rows(self, rows: Sequence[int], slots: Sequence[int], P: int) -> WindowInputs:

@@ -82,9 +82,11 @@ class WindowTarget:
         if case.op == "fold":
             self.fold(*pool, room=case.room)
         elif case.op == "commit":
-            (self.commit_layers if case.L else self.commit)(*pool, 0 if inputs.counts is None else inputs.counts)
+            commit = self.commit_layers if case.L else self.commit
+            commit(*pool, 0 if inputs.counts is None else inputs.counts, room=case.room)
         elif case.op == "advance":
-            self.advance(inputs.window, inputs.s_offsets, 1 if inputs.counts is None else inputs.counts)
+            accepted = 1 if inputs.counts is None else inputs.counts
+            self.advance(inputs.window, inputs.s_offsets, accepted, room=case.room)
         else:
             self.clear(inputs.window, inputs.s_offsets, room=case.room)
         return None

@@ -184,19 +184,26 @@ def commit_truth(
         for b, slot in _live(s_offsets, window):
             pending = len(pending_places(window, slot))
             drafts = min(max(_count(accepted, b), 0), N - pending)
-            if pending + drafts > 0 and (room is None or pending + room > N):
+            if pending + drafts > 0 and (room is None or pending + drafts + room > N):
                 truth.states[layer, slot] = value_of_slot(its_window, its_s, slot, its_slopes, drafts)
     return truth
 
 
-def advance_truth(window: KVWindow, s_offsets: torch.Tensor, accepted: torch.Tensor | int = 1) -> WindowTruth:
-    """Advance: the accepted tokens are pending, or a window that was full is empty, if there are any."""
+def advance_truth(
+    window: KVWindow, s_offsets: torch.Tensor, accepted: torch.Tensor | int = 1, room: int | None = None
+) -> WindowTruth:
+    """Advance: the accepted tokens are pending, or a window that was full is empty, if there are any.
+
+    With `room` a window that has less left is empty, and starts behind them.
+    """
     truth = _nothing(window)
     N = window.k.shape[-3]
     for b, slot in _live(s_offsets, window):
         pending = len(pending_places(window, slot))
         tokens = max(_count(accepted, b), 0)
         truth.length[slot] = 0 if pending == N and tokens else min(pending + tokens, N)
+        if room is not None and (end := min(pending + tokens, N)) + room > N:
+            truth.start[slot], truth.length[slot] = (int(window.start[slot]) + end) % N, 0
     return truth
 
 

@@ -15,7 +15,7 @@ from la_core.ops.window_traced import commit_operator
 from la_core.ops.window_values import check_window_values
 from la_core.spec.argument_checks import check_optional_bool
 from la_core.spec.kv_window import KVWindow
-from la_core.spec.window_checks import COMMIT_AXES, COMMIT_LAYERS_AXES, check_commit, check_count, check_window_type
+from la_core.spec.window_checks import COMMIT_AXES, COMMIT_LAYERS_AXES, check_commit, check_numbers, check_window_type
 from la_core.spec.window_problem import WindowProblem
 
 _ARGUMENTS = (*WINDOW, "s", "s_offsets", "decay_scales")
@@ -82,13 +82,14 @@ def commit(
     decay_scales: torch.Tensor,
     accepted: torch.Tensor | int,
     *,
+    room: int | None = None,
     backend: str = AUTO,
     check_offsets: bool | None = None,
 ) -> None:
     """Bring the pending tokens of each row's slot, and the accepted drafts behind them, into its state.
 
     :func:`fold` over the first `n + accepted[b]` tokens. The cursors stay: :func:`la_core.clear` follows, once for all
-    layers, unless no token is pending anyway.
+    layers, unless no token is pending anyway; with `room` :func:`la_core.advance` with the same `room` does.
 
     Parameters
     ----------
@@ -96,13 +97,16 @@ def commit(
         As in :func:`fold`.
     accepted : Tensor [B], int32 or int64, contiguous, or int
         Drafts of each row to bring in, from 0 to `N - n`. Unchecked, it is limited.
+    room : int, optional
+        From 1 to `N`: only the rows with `n + accepted[b] + room > N`, those that would have no place for as many
+        drafts if the accepted ones became pending.
 
     Raises
     ------
     SpecViolation, UnsupportedByBackend, BackendUnavailable
         As :func:`la_core.decode`.
     """
-    run_commit(CALLS["commit"], window, s, s_offsets, decay_scales, accepted, None, backend, check_offsets)
+    run_commit(CALLS["commit"], window, s, s_offsets, decay_scales, accepted, room, backend, check_offsets)
 
 
 def commit_layers(
@@ -112,6 +116,7 @@ def commit_layers(
     decay_scales: torch.Tensor,
     accepted: torch.Tensor | int,
     *,
+    room: int | None = None,
     backend: str = AUTO,
     check_offsets: bool | None = None,
 ) -> None:
@@ -127,7 +132,7 @@ def commit_layers(
         The slot of each row, the same in every layer.
     decay_scales : Tensor [L, H], float32, contiguous
         Positive slopes of each layer.
-    accepted, backend, check_offsets
+    accepted, room, backend, check_offsets
         As in :func:`commit`.
 
     Raises
@@ -135,7 +140,7 @@ def commit_layers(
     SpecViolation, UnsupportedByBackend, BackendUnavailable
         As :func:`la_core.decode`.
     """
-    run_commit(CALLS["commit_layers"], window, s, s_offsets, decay_scales, accepted, None, backend, check_offsets)
+    run_commit(CALLS["commit_layers"], window, s, s_offsets, decay_scales, accepted, room, backend, check_offsets)
 
 
 def run_commit(
@@ -157,7 +162,7 @@ def run_commit(
         given = dict(zip(_ARGUMENTS, (*window.tensors(), s, s_offsets, decay_scales), strict=True))
         axes = COMMIT_LAYERS_AXES if op == "commit_layers" else COMMIT_AXES
         check_traced(op, axes, {**given, "accepted": each}, None, check_offsets, ("accepted",))
-        _check_numbers(op, accepted, room, window.k.shape[-3])
+        check_numbers(op, accepted, room, window.k.shape[-3])
         commit_operator(op, *given.values(), each, for_all, room, backend, check_offsets)
         return
     if check_offsets is not None:
@@ -171,7 +176,7 @@ def run_commit(
     plan = call.latest_plan(backend, tensors) or call.find_plan(
         backend, tensors, partial(_check_values, op, window, s_offsets, accepted, room, check_offsets)
     )
-    _check_numbers(op, accepted, room, plan.problem.N)
+    check_numbers(op, accepted, room, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values(op, plan.problem, window, s_offsets, accepted, check_offsets, plan)
     if plan.run is not None:
@@ -187,12 +192,5 @@ def _check_values(
     check_offsets: bool | None,
     problem: WindowProblem,
 ) -> None:
-    _check_numbers(op, accepted, room, problem.N)
+    check_numbers(op, accepted, room, problem.N)
     check_window_values(op, problem, window, s_offsets, accepted, check_offsets)
-
-
-def _check_numbers(op: str, accepted: torch.Tensor | int, room: int | None, N: int) -> None:
-    if not isinstance(accepted, torch.Tensor):
-        check_count(op, "accepted", accepted, 0, N)
-    if room is not None:
-        check_count(op, "room", room, 1, N)

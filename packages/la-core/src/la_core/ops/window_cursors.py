@@ -15,7 +15,7 @@ from la_core.ops.window_traced import advance_operator, clear_operator
 from la_core.ops.window_values import check_window_values
 from la_core.spec.argument_checks import check_no_grad, check_optional_bool
 from la_core.spec.kv_window import KVWindow
-from la_core.spec.window_checks import ADVANCE_AXES, check_advance, check_count, check_window_type
+from la_core.spec.window_checks import ADVANCE_AXES, check_advance, check_numbers, check_window_type
 from la_core.spec.window_problem import WindowProblem
 
 _ARGUMENTS = ("window.k", "window.start", "window.length", "s_offsets")
@@ -30,6 +30,7 @@ def advance(
     s_offsets: torch.Tensor,
     accepted: torch.Tensor | int = 1,
     *,
+    room: int | None = None,
     backend: str = AUTO,
     check_offsets: bool | None = None,
 ) -> None:
@@ -42,6 +43,12 @@ def advance(
     The tokens themselves were written by `decode` or `verify`, or with a full window by `decode` into the state; those
     that are not accepted are forgotten. Call it once per step, after the operators of all layers.
 
+    With `room` it also clears what `commit` with the same `room` has brought into the states, the rows with
+    `n + a + room > N`::
+
+        start[p]  = (start[p] + n + a) % N
+        length[p] = 0
+
     Parameters
     ----------
     window : KVWindow
@@ -51,6 +58,9 @@ def advance(
     accepted : Tensor [B], int32 or int64, contiguous, or int
         Tokens of each row to keep: 1 after `decode`, which does not take back what it did to a full window; at most the
         drafts that it wrote after `verify`. From 0 to `N - n`, or 0 to 1 where the window was full.
+    room : int, optional
+        From 1 to `N`: places that a window must have left for the next drafts; others have been committed, and are
+        cleared.
     backend, check_offsets
         As in :func:`la_core.decode`, for offsets, cursors and `accepted`. Unchecked, `accepted` is limited.
 
@@ -61,12 +71,12 @@ def advance(
     """
     if is_compiling():
         given = _traced("advance", window, s_offsets, check_offsets)
+        check_numbers("advance", accepted, room, window.k.shape[-3])
         if isinstance(accepted, torch.Tensor):
             check_no_grad("advance", "accepted", accepted)
-            advance_operator(*given, accepted, 0, backend, check_offsets)
+            advance_operator(*given, accepted, 0, room, backend, check_offsets)
         else:
-            check_count("advance", "accepted", accepted, 0, window.k.shape[-3])
-            advance_operator(*given, None, accepted, backend, check_offsets)
+            advance_operator(*given, None, accepted, room, backend, check_offsets)
         return
     if check_offsets is not None:
         check_optional_bool("advance", "check_offsets", check_offsets)
@@ -77,14 +87,13 @@ def advance(
         call, tensors = _ADVANCE_EACH, (*tensors, accepted)
     # What new facts call for is made up only where they are new.
     plan = call.latest_plan(backend, tensors) or call.find_plan(
-        backend, tensors, partial(_check_advance, window, s_offsets, accepted, check_offsets)
+        backend, tensors, partial(_check_advance, window, s_offsets, accepted, room, check_offsets)
     )
-    if call is _ADVANCE:
-        check_count("advance", "accepted", accepted, 0, plan.problem.N)
+    check_numbers("advance", accepted, room, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("advance", plan.problem, window, s_offsets, accepted, check_offsets, plan)
     if plan.run is not None:
-        plan.run(plan.problem, window, s_offsets, accepted, None, False)
+        plan.run(plan.problem, window, s_offsets, accepted, room, False)
 
 
 def clear(
@@ -120,8 +129,7 @@ def clear(
     """
     if is_compiling():
         given = _traced("clear", window, s_offsets, check_offsets)
-        if room is not None:
-            check_count("clear", "room", room, 1, window.k.shape[-3])
+        check_numbers("clear", 0, room, window.k.shape[-3])
         clear_operator(*given, room, backend, check_offsets)
         return
     if check_offsets is not None:
@@ -131,8 +139,7 @@ def clear(
     plan = _CLEAR.latest_plan(backend, tensors) or _CLEAR.find_plan(
         backend, tensors, partial(_check_clear, window, s_offsets, room, check_offsets)
     )
-    if room is not None:
-        check_count("clear", "room", room, 1, plan.problem.N)
+    check_numbers("clear", 0, room, plan.problem.N)
     if plan.reads_values or check_offsets or ENV_CHECK_OFFSETS:
         check_window_values("clear", plan.problem, window, s_offsets, None, check_offsets, plan)
     if plan.run is not None:
@@ -143,11 +150,11 @@ def _check_advance(
     window: KVWindow,
     s_offsets: torch.Tensor,
     accepted: torch.Tensor | int,
+    room: int | None,
     check_offsets: bool | None,
     problem: WindowProblem,
 ) -> None:
-    if not isinstance(accepted, torch.Tensor):
-        check_count("advance", "accepted", accepted, 0, problem.N)
+    check_numbers("advance", accepted, room, problem.N)
     check_window_values("advance", problem, window, s_offsets, accepted, check_offsets)
 
 
@@ -158,8 +165,7 @@ def _check_clear(
     check_offsets: bool | None,
     problem: WindowProblem,
 ) -> None:
-    if room is not None:
-        check_count("clear", "room", room, 1, problem.N)
+    check_numbers("clear", 0, room, problem.N)
     check_window_values("clear", problem, window, s_offsets, None, check_offsets)
 
 

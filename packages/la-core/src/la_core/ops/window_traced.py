@@ -94,6 +94,7 @@ def advance_operator(
     s_offsets: torch.Tensor,
     accepted: torch.Tensor | None,
     accepted_by_all: int,
+    room: int | None,
     backend: str,
     check_offsets: bool | None,
 ) -> None:
@@ -102,7 +103,7 @@ def advance_operator(
 
     window = KVWindow(window_k, window_k, start, length)
     counts = accepted_by_all if accepted is None else accepted
-    advance(window, s_offsets, counts, backend=backend, check_offsets=check_offsets)
+    advance(window, s_offsets, counts, room=room, backend=backend, check_offsets=check_offsets)
 
 
 @torch.library.custom_op("la_core::clear", mutates_args=("start", "length"))

@@ -97,6 +97,20 @@ def check_count(op: str, name: str, value: Any, least: int, most: int) -> None:
         raise violation(op, f"{name} must be from {least} to {most}", str(value), "N is the places of the window.")
 
 
+def check_numbers(op: str, accepted: torch.Tensor | int, room: int | None, N: int) -> None:
+    """`accepted`, where it is a number for all rows, is from 0 to `N`, and `room` from 1 to `N`.
+
+    Raises
+    ------
+    SpecViolation
+        It is not.
+    """
+    if not isinstance(accepted, torch.Tensor):
+        check_count(op, "accepted", accepted, 0, N)
+    if room is not None:
+        check_count(op, "room", room, 1, N)
+
+
 def check_window_call(
     op: str,
     *,
