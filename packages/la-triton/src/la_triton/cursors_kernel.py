@@ -52,4 +52,5 @@ def cursors_kernel(
     end = start + count
     cleared = count + room > N
     tl.store(p_start + slot, tl.where(end >= N, end - N, end), mask=live & cleared)
-    tl.store(p_length + slot, tl.where(cleared | (counted > N), 0, count), mask=live & (cleared | (clear == 0)))
+    length = tl.where(cleared | (counted > N), 0, count)
+    tl.store(p_length + slot, length, mask=live & (count > tl.where(clear != 0, N - room, -1)))
