@@ -95,6 +95,8 @@ def rows(make_row: MakeRow) -> list[Row]:
             make_row(backend="in-place floor", time_us=1.8, kind="floor", grid=grid),
             make_row(backend="sglang", time_us=5.0 * batch, kind="peer", grid=grid),
             make_row(backend="cula", time_us=9.5, kind="peer", grid=grid),
+            make_row(backend="fla", time_us=11.0, kind="peer", grid=grid),
+            make_row(backend="torch-naive", time_us=4.5, kind="peer", grid=grid),
         ]
     return rows
 
@@ -109,6 +111,51 @@ def test_the_table_of_speeds(rows: list[Row]) -> None:
         ("8", "1", "1.90", "1.25", "2.00", "1.00", "5.00 (sglang)", "1.80", "2.63x", "5.00x"),
         ("8", "2", "3.80", "2.50", "4.00", "2.00", "9.50 (cula)", "1.80", "2.50x", "4.75x"),
     )
+
+
+def test_plain_torch_is_no_public_kernel(tmp_path: Path, rows: list[Row]) -> None:
+    put(tmp_path, "one/grid.jsonl", rows)
+    table = readme_table(tmp_path)
+    assert "Public kernels in this run: sglang, cula, fla. From" in table
+    assert "torch-naive" not in table
+    assert "torch-naive" in card_page(tmp_path, "a-card")
+    alone = [row for row in rows if row.backend.kind != "peer" or row.backend.name == "torch-naive"]
+    column = speed_table(alone).columns.index("best public kernel")
+    assert {line[column] for line in speed_table(alone).rows} == {"-"}
+
+
+def test_what_the_best_public_kernels_do_otherwise_stands_under_the_table(tmp_path: Path, rows: list[Row]) -> None:
+    notes = {"cula": "Ignores s_offsets.", "sglang": "Allocates its output.", "fla": "Has no pool."}
+    put(
+        tmp_path,
+        "one/grid.jsonl",
+        [replace(row, backend=replace(row.backend, note=notes.get(row.backend.name))) for row in rows],
+    )
+    assert readme_table(tmp_path).endswith("- **sglang**: Allocates its output.\n- **cula**: Ignores s_offsets.")
+
+
+def test_a_run_of_older_sources_than_the_newest_record_says_so(
+    tmp_path: Path, make_row: MakeRow, triton: Row, cute: Row
+) -> None:
+    def of(row: Row, source_hash: str) -> Row:
+        return replace(row, backend=replace(row.backend, source_hash=source_hash))
+
+    bf16 = [measured(of(row, "old"), "2026-01-01", dtype="bfloat16") for row in (triton, cute)]
+    put(tmp_path, "one/grid-bf16.jsonl", bf16)
+    facts = replace(cute.workload, op="verify", drafts=4, layers=1)
+    window = replace(cute, workload=facts, window=16)
+    put(tmp_path, "one/verify.jsonl", [measured(of(window, "old"), "2026-01-01")])
+    put(tmp_path, "two/grid.jsonl", [measured(of(row, "new"), "2026-01-02") for row in (triton, cute)])
+    put(tmp_path, "three/grid.jsonl", [measured(of(cute, "newer"), "2026-01-03")])
+    marks = re.findall(r"^\*\*(.*)\*\*$", card_page(tmp_path, "a-card"), re.MULTILINE)
+    assert marks == [
+        "a-card/two/grid.jsonl ran on older sources of cute than a-card/three, their newest record.",
+        "a-card/one/grid-bf16.jsonl ran on older sources of triton than a-card/two, their newest record.",
+        "a-card/one/grid-bf16.jsonl ran on older sources of cute than a-card/three, their newest record.",
+        "a-card/one/verify.jsonl ran on older sources of cute than a-card/three, their newest record.",
+    ]
+    assert f"**{marks[0]}**" in readme_table(tmp_path)
+    assert "older sources" not in readme_table(tmp_path).split(marks[0])[0]
 
 
 def test_a_point_without_peers_or_times_has_dashes(make_row: MakeRow) -> None:
@@ -140,6 +187,24 @@ def test_the_newest_suite_of_each_backend(tmp_path: Path) -> None:
     assert "| triton-cuda | a-card/two/suite-x.json | 2026-01-02 | 2.11.0 | 3 | 0 | 0 |" in page
 
 
+def test_names_of_files_and_corrections_make_no_second_line_of_a_suite(tmp_path: Path) -> None:
+    for run, file, day, outcomes in (
+        ("one", "suite-cute-prebuilt.json", "01", {"cute-cuda": {"passed": ["a"]}}),
+        ("two", "suite-cute.json", "02", {"cute-cuda": {"passed": ["a", "b"]}}),
+        ("two", "suite-ref.json", "02", {"ref-cpu": {"passed": ["a", "b"]}}),
+        ("two-corrected", "suite-ref.json", "02", {"ref-cpu": {"passed": ["a"]}, "ref-cuda": {"passed": ["b"]}}),
+    ):
+        path = tmp_path / "a-card" / run / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        environment = {"date": f"2026-01-{day}T00:00:00", "torch": "2.11.0"}
+        path.write_text(json.dumps({"environment": environment, "outcomes": outcomes}))
+    assert [(run.target, run.file.removeprefix("a-card/")) for run in newest_suites(tmp_path, "a-card")] == [
+        ("cute-cuda", "two/suite-cute.json"),
+        ("ref-cpu", "two-corrected/suite-ref.json"),
+        ("ref-cuda", "two-corrected/suite-ref.json"),
+    ]
+
+
 def test_the_newest_first_calls_of_each_backend_and_mode(tmp_path: Path, make_row: MakeRow) -> None:
     def calls(backend: str, mode: str, first: float, fault: str | None = None) -> FirstCall:
         samples: list[float] = [] if fault else [first]
@@ -154,13 +219,18 @@ def test_the_newest_first_calls_of_each_backend_and_mode(tmp_path: Path, make_ro
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(first_json_lines(results, "ab", measured(make_row(), utc).environment))
     page = card_page(tmp_path, "a-card")
-    assert "## The first call of a process" in page
-    assert re.findall(r"^\| (cute|triton) \| (\w+) \| (\S+) \|", page, re.MULTILINE) == [
-        ("cute", "installed", "8.00"),
-        ("cute", "cold", "900"),
-        ("triton", "warm", "20.0"),
+    _, section = page.split("## The first call of a process")
+    assert re.findall(
+        r"^(2026\S+), from a-card/(\S+):|^\| (cute|triton) \| (\w+) \| (\S+) \|", section, re.MULTILINE
+    ) == [
+        ("2026-01-02", "two/first-cute.jsonl", "", "", ""),
+        ("", "", "cute", "installed", "8.00"),
+        ("2026-01-02", "two/first-triton.jsonl", "", "", ""),
+        ("", "", "triton", "warm", "20.0"),
+        ("2026-01-01", "one/first-cute.jsonl", "", "", ""),
+        ("", "", "cute", "cold", "900"),
     ]
-    assert "From a-card/two/first-cute.jsonl (2026-01-02), a-card/one/first-cute.jsonl (2026-01-01)" in page
+    assert section.count("| backend | mode |") == 3
     newer = next(record for record in read_records(tmp_path) if record.run == "two")
     assert [file.what for file in newer.files] == ["first calls: cute installed", "first calls: triton warm"]
 

@@ -1,6 +1,7 @@
 """Pages made from records alone: what is known about each card, and the README's table.
 
 Of every backend the newest run of a grid counts, by the time that its rows name; a full run counts before quick ones.
+A run whose backends have a newer record of other sources says so.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from la_bench.compare_runs import read_rows
 from la_bench.first_call import MODES, FirstCall, first_table, read_first_call
-from la_bench.report_blocks import Block, Heading, Paragraph, Table, to_markdown
+from la_bench.peers.torch_naive import TorchNaivePeer
+from la_bench.records import Record, changed_after, read_records
+from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table, to_markdown
 from la_bench.report_content import against_others, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
 from la_bench.report_text import KERNELS_MADE, count, listing, number, times
@@ -27,6 +30,9 @@ FIRST_CALLS = "first*.jsonl"
 WRITTEN_BY = "<!-- Written by docs/generate.py from bench/records. Do not edit: run `python docs/generate.py`. -->"
 README_DTYPE, README_LAYOUT = "float32", "vk"
 """The states that the README's table is about."""
+
+PLAIN_TORCH = TorchNaivePeer.name
+"""A peer like the others, but no public kernel."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,22 @@ class GridRun:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """The newest outcome of the shared suite on one backend and type of device, of files of one name."""
+    """The newest outcome of the shared suite on one backend and type of device."""
 
     target: str
     file: str
     counts: dict[str, int]
     when: str
     torch: str
+
+
+@dataclass(frozen=True)
+class FirstCallRun:
+    """Of a file of first calls, those of which no file holds newer ones: of a backend, in a mode."""
+
+    file: str
+    when: str
+    calls: tuple[FirstCall, ...]
 
 
 def cards(folder: Path) -> list[str]:
@@ -101,45 +116,49 @@ def newest_grids(folder: Path, card: str, op: str | None = None) -> list[GridRun
 
 
 def newest_suites(folder: Path, card: str) -> list[SuiteRun]:
-    """The newest outcome of every backend, type of device and name of a file."""
-    newest: dict[tuple[str, str], SuiteRun] = {}
+    """The newest outcome of every backend and type of device; of two of one time, that of the later record."""
+    newest: dict[str, SuiteRun] = {}
     for path in sorted((folder / card).glob(f"*/{SUITES}")):
         data = json.loads(path.read_text(encoding="utf-8"))
         when, torch = data["environment"]["date"], data["environment"]["torch"]
         for target, outcomes in data["outcomes"].items():
             counts = {outcome: len(tests) for outcome, tests in outcomes.items()}
-            run = SuiteRun(target, path.relative_to(folder).as_posix(), counts, when, torch)
-            key = target, path.name if path.name != f"suite-{target.rpartition('-')[0]}.json" else "suite.json"
-            if key not in newest or newest[key].when < when:
-                newest[key] = run
-    return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target, run.file))
+            if target not in newest or newest[target].when <= when:
+                newest[target] = SuiteRun(target, path.relative_to(folder).as_posix(), counts, when, torch)
+    return sorted(newest.values(), key=lambda run: (_preference(run.target.rpartition("-")[0]), run.target))
 
 
-def newest_first_calls(folder: Path, card: str) -> list[tuple[FirstCall, str, str]]:
-    """The newest first calls of every backend and mode that were measured, with their file and when they were."""
-    newest: dict[tuple[str, str], tuple[FirstCall, str, str]] = {}
+def newest_first_calls(folder: Path, card: str) -> list[FirstCallRun]:
+    """The newest first calls of every backend and mode that were measured, by file, the newest file first."""
+    newest: dict[tuple[str, str], tuple[str, str, FirstCall]] = {}
     for path in sorted((folder / card).glob(f"*/{FIRST_CALLS}")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            found, when = read_first_call(row), row["environment"]["utc"]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for row in rows:
+            found, when = read_first_call(row), rows[0]["environment"]["utc"]
             key = (found.backend, found.mode)
-            if found.fault is None and (key not in newest or newest[key][2] < when):
-                newest[key] = found, path.relative_to(folder).as_posix(), when
-    return sorted(newest.values(), key=lambda one: (_preference(one[0].backend), MODES.index(one[0].mode)))
+            if found.fault is None and (key not in newest or newest[key][0] < when):
+                newest[key] = when, path.relative_to(folder).as_posix(), found
+    runs: dict[tuple[str, str], list[FirstCall]] = {}
+    for backend, mode in sorted(newest, key=lambda key: (_preference(key[0]), MODES.index(key[1]))):
+        when, file, found = newest[backend, mode]
+        runs.setdefault((when, file), []).append(found)
+    by_time = sorted(runs.items(), key=lambda run: run[0][0], reverse=True)
+    return [FirstCallRun(file, when, tuple(calls)) for (when, file), calls in by_time]
 
 
 def card_page(folder: Path, card: str) -> str:
     """The page of one card, as Markdown; the same records give the same bytes."""
-    runs, suites = newest_grids(folder, card), newest_suites(folder, card)
+    runs, suites, records = newest_grids(folder, card), newest_suites(folder, card), read_records(folder)
     blocks: list[Block] = [Heading(1, runs[0].machine if runs else card)]
     if suites:
         blocks += [Heading(2, "The shared suite"), Paragraph("The newest outcome of each backend."), _suites(suites)]
-    blocks += _first_calls(newest_first_calls(folder, card))
+        blocks += [block for file in dict.fromkeys(run.file for run in suites) for block in _older(records, file)]
+    blocks += _first_calls(newest_first_calls(folder, card), records)
     for run in runs:
-        blocks += _grid_section(run)
+        blocks += _grid_section(run, records)
     for op in WINDOW_OPS:
         for run in newest_grids(folder, card, op):
-            blocks += _window_section(run)
+            blocks += _window_section(run, records)
     head, rest = to_markdown(blocks).split("\n", 1)
     return f"{head}\n\n{WRITTEN_BY}\n{rest}"
 
@@ -147,12 +166,14 @@ def card_page(folder: Path, card: str) -> str:
 def readme_table(folder: Path) -> str:
     """What the README says about speed, for every card and the states of `README_DTYPE` and `README_LAYOUT`."""
     blocks: list[Block] = []
+    records = read_records(folder)
     for card in cards(folder):
         for run in newest_grids(folder, card):
             if run.states == (README_DTYPE, README_LAYOUT):
-                peers = dict.fromkeys(row.backend.name for row, _ in ok_rows(run.rows) if row.backend.kind == "peer")
-                public = f" Public kernels in this run: {listing(list(peers))}." if peers else ""
-                blocks += [Paragraph(f"{_about(run)}{public} From {run.file}."), speed_table(run.rows)]
+                public = dict.fromkeys(row.backend.name for row, _ in _public(ok_rows(run.rows)))
+                kernels = f" Public kernels in this run: {listing(list(public))}." if public else ""
+                blocks += [Paragraph(f"{_about(run)}{kernels} From {run.file}."), *_older(records, run.file)]
+                blocks += [speed_table(run.rows), *_notes_of_best(run.rows)]
     return to_markdown(blocks).strip()
 
 
@@ -166,19 +187,37 @@ def speed_table(rows: Sequence[Row]) -> Table:
     floors = list(dict.fromkeys(row.backend.name for row, _ in ok_rows(rows) if row.backend.kind == "floor"))
     lines = []
     for here in points_by_states(rows):
-        timed = {row.backend.name: (row, result) for row, result in ok_rows(here)}
         point = (str(here[0].workload.H), str(here[0].workload.padded_rows[0]))
-        lines.append((*point, *_speeds(timed, names, floors)))
+        lines.append((*point, *_speeds(here, names, floors)))
     columns = ("H", "B", *names, "best public kernel", *floors, "vs public", "with overlap")
     return Table(columns, tuple(lines), text_columns=0)
 
 
-def _speeds(timed: dict[str, tuple[Row, Result]], names: Sequence[str], floors: Sequence[str]) -> list[str]:
+def _public(timed: Sequence[tuple[Row, Result]]) -> list[tuple[Row, Result]]:
+    return [pair for pair in timed if pair[0].backend.kind == "peer" and pair[0].backend.name != PLAIN_TORCH]
+
+
+def _best_public(rows_of_point: Sequence[Row]) -> tuple[Row, Result] | None:
+    return min(_public(ok_rows(rows_of_point)), key=lambda pair: pair[1].time_us, default=None)
+
+
+def _notes_of_best(rows: Sequence[Row]) -> list[Block]:
+    """What the public kernels that are the best of some line of the table do differently."""
+    best = [pair[0].backend for here in points_by_states(rows) if (pair := _best_public(here)) is not None]
+    items = dict.fromkeys((backend.name, backend.note) for backend in best if backend.note)
+    if not items:
+        return []
+    words = "What the best public kernels do otherwise than the contract:"
+    return [Paragraph(words), Bullets(tuple((name, note) for name, note in items if note))]
+
+
+def _speeds(rows_of_point: Sequence[Row], names: Sequence[str], floors: Sequence[str]) -> list[str]:
+    timed = {row.backend.name: (row, result) for row, result in ok_rows(rows_of_point)}
+
     def cell(name: str) -> str:
         return number(timed[name][1].time_us) if name in timed else "-"
 
-    peers = [(result.time_us, name) for name, (row, result) in timed.items() if row.backend.kind == "peer"]
-    peer = min(peers, default=None)
+    best = _best_public(rows_of_point)
     ratios = []
     for overlap in (False, True):
         mine = [
@@ -186,17 +225,18 @@ def _speeds(timed: dict[str, tuple[Row, Result]], names: Sequence[str], floors: 
             for row, result in timed.values()
             if (row.backend.kind, row.backend.overlap) == ("backend", overlap)
         ]
-        ratios.append(times(peer[0] / min(mine)) if peer and mine else "-")
-    public = f"{number(peer[0])} ({peer[1]})" if peer else "-"
+        ratios.append(times(best[1].time_us / min(mine)) if best and mine else "-")
+    public = f"{number(best[1].time_us)} ({best[0].backend.name})" if best else "-"
     return [*map(cell, names), public, *map(cell, floors), *ratios]
 
 
-def _grid_section(run: GridRun) -> list[Block]:
+def _grid_section(run: GridRun, records: Sequence[Record]) -> list[Block]:
     rows = run.rows
     versions = listing([f"{name} {value}" for name, value in _versions(rows[0]) if value])
     blocks: list[Block] = [
         Heading(2, f"Decode, {run.which}: {listing(run.newest_of)}"),
         Paragraph(f"{_about(run)} {versions}. From {run.file}, the newest run of {listing(run.newest_of)}."),
+        *_older(records, run.file),
         *against_others(rows),
     ]
     for heads in dict.fromkeys(row.workload.H for row in rows):
@@ -215,7 +255,7 @@ def _grid_section(run: GridRun) -> list[Block]:
     return [*blocks, *notes(rows)[1:]]
 
 
-def _window_section(run: GridRun) -> list[Block]:
+def _window_section(run: GridRun, records: Sequence[Record]) -> list[Block]:
     rows = run.rows
     environment = rows[0].environment
     depth = "A quick run of" if environment.quick else "A run of"
@@ -227,6 +267,7 @@ def _window_section(run: GridRun) -> list[Block]:
             f"{depth} {points} on {environment.machine}, {environment.utc[:10]}. {setting(rows[0])} {versions}. From "
             f"{run.file}, the newest run of {listing(run.newest_of)}."
         ),
+        *_older(records, run.file),
         *summary(rows),
     ]
     for title, table in (*ratio_tables(rows), *time_tables(rows)):
@@ -259,16 +300,31 @@ def _suites(suites: Sequence[SuiteRun]) -> Table:
     return Table(("backend and device", "record", "when", "torch", *outcomes), lines, text_columns=4)
 
 
-def _first_calls(found: Sequence[tuple[FirstCall, str, str]]) -> list[Block]:
-    """A section on first calls; none without any."""
-    if not found:
+def _first_calls(runs: Sequence[FirstCallRun], records: Sequence[Record]) -> list[Block]:
+    """A section on first calls, with a table for each run; none without any."""
+    if not runs:
         return []
-    files = dict.fromkeys(f"{file} ({when[:10]})" for _, file, when in found)
     words = (
         "What the first call of a process takes beside a later one, in milliseconds and without imports: as installed, "
-        f"with the kernel on disk, and with neither. The newest run of each backend. From {listing(list(files))}."
+        "with the kernel on disk, and with neither. Of each backend and mode the newest, a table for each run."
     )
-    return [Heading(2, "The first call of a process"), Paragraph(words), first_table([one for one, _, _ in found])]
+    blocks: list[Block] = [Heading(2, "The first call of a process"), Paragraph(words)]
+    for run in runs:
+        blocks += [Paragraph(f"{run.when[:10]}, from {run.file}:"), *_older(records, run.file), first_table(run.calls)]
+    return blocks
+
+
+def _older(records: Sequence[Record], file: str) -> list[Block]:
+    """A sentence for each record that holds newer sources of backends than a file does."""
+    changed = changed_after(records, file)
+    return [
+        Paragraph(
+            f"{file} ran on older sources of {listing([name for name in changed if changed[name] == record])} than "
+            f"{record}, their newest record.",
+            alarm=True,
+        )
+        for record in dict.fromkeys(changed.values())
+    ]
 
 
 def _versions(row: Row) -> list[tuple[str, str | None]]:

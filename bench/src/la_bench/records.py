@@ -97,6 +97,21 @@ def changed_since(hashes: Hashes, present: PresentHash) -> list[str]:
     return [name for name, ran in hashes.items() if name != BENCH and ran != {present(name)}]
 
 
+def changed_after(records: Sequence[Record], file: str) -> dict[str, str]:
+    """Backends whose sources in a file are not those of the newest file that names them, with that one's record.
+
+    The records alone decide, whatever is installed. `file` is a path below their folder.
+    """
+    files = [(record.name, one) for record in records for one in record.files]
+    (ran,) = (one.hashes for record, one in files if f"{record}/{one.path.name}" == file)
+    changed = {}
+    for name in (name for name in ran if name not in (CORE, BENCH, SUITE)):
+        record, newest = max((pair for pair in files if name in pair[1].hashes), key=lambda pair: pair[1].when)
+        if newest.hashes[name] != ran[name]:
+            changed[name] = record
+    return changed
+
+
 def sources_cell(hashes: Hashes, present: PresentHash) -> str:
     """Whether a file still speaks for the sources as they are, and if not, which have changed."""
     names = [name for name in hashes if name != BENCH]
