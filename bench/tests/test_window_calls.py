@@ -13,7 +13,7 @@ import la_bench.window_calls
 from la_bench.errors import UsageError
 from la_bench.grid import GridPoint
 from la_bench.timing import CopyProbe, Effort, Lap
-from la_bench.window_calls import WindowCall, WindowTensors
+from la_bench.window_calls import WindowCall, WindowTensors, held_layers
 from la_bench.window_spec import WindowSpec, window_spec
 from la_bench.window_traffic import (
     commit_bytes,
@@ -88,14 +88,24 @@ def test_groups_of_a_lap_share_no_slot() -> None:
 def test_layers_that_do_not_fit_take_turns() -> None:
     point = GridPoint(2, 10, device_type="cpu")
     assert point.chunks == 4
-    lap = lap_of(WindowSpec("verify", (8,), 4, 5), point)
-    assert (len(lap), lap[0].pools.shape[:2], lap[0].layers) == (2, (2, 2 * 10 * 2), 5)
-    actions = Kept(WindowSpec("verify", (8,), 4, 5), 8).actions(lap[0])
-    assert [action.case.op for action in actions] == ["fold"] * 5 + ["clear"] + ["verify"] * 5 + ["advance"]
-    pools = [action.s.data_ptr() for action in actions[:5]]
-    assert len(set(pools)) == 2
-    assert pools[0] == pools[2] == pools[4]
-    assert not torch.equal(actions[0].decay_scales, actions[1].decay_scales)
+    spec = WindowSpec("verify", (8,), 4, 6)
+    lap = lap_of(spec, point)
+    assert (len(lap), lap[0].pools.shape[:2], lap[0].layers) == (2, (2, 2 * 10 * 2), 6)
+    for way in (Kept(spec, 8), Once(spec)):
+        actions = way.actions(lap[0])
+        wanted = ["verify"] * 6 + ["commit"] * 3 + (["advance"] if isinstance(way, Kept) else [])
+        assert [action.case.op for action in actions] == wanted
+        pools = [action.s.data_ptr() for action in actions[:6]]
+        assert len(set(pools)) == 2
+        assert pools[0] == pools[2] == pools[4]
+        assert not torch.equal(actions[0].decay_scales, actions[1].decay_scales)
+        assert {action.case.L for action in actions[6:9]} == {2}, "commit_layers of the layers that are held"
+
+
+def test_as_many_layers_are_held_as_take_turns_evenly() -> None:
+    point = GridPoint(2, 10, device_type="cpu")
+    assert point.chunks // 2 == 2
+    assert [held_layers(point, WindowSpec("verify", (8,), 4, layers)) for layers in (1, 2, 3, 4, 5)] == [1, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize("phases", [(), ("cpu",)], ids=["one group", "half a lap apart"])

@@ -214,7 +214,7 @@ class OldBackend(RefBackend):
     ("backend", "op", "variant", "sentence"),
     [
         (NeverFolds, "deferred", "window7", "state of"),
-        (NeverFolds, "verify", "window16", "fold: state of"),
+        (NeverFolds, "verify", "window16", "commit: state of"),
         (NeverFolds, "verify", "commit", "commit: state of"),
         (NeverFolds, "commit", "layers", "state of"),
         (KeepsRejected, "verify", "window16", "advance: window.length must be"),

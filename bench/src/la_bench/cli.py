@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         "--layers",
         type=_count,
         metavar="L",
-        help="layers that share the launches of advance and clear, for verify (default: 1); layers of one "
-        "commit_layers, for commit (default: 4)",
+        help="layers that share the launches of commit_layers and, for verify, of advance (default: 1 for verify, 4 "
+        "for commit)",
     )
     compare.add_argument("--backends", type=_names, default=(), metavar="A,B", help="backends to run (default: all)")
     compare.add_argument(

@@ -167,9 +167,9 @@ def _window_variants(one: dict[str, Any]) -> list[HostVariant]:
         HostVariant("B = 4, with a window, out given", f"decode(q, k, v, {pool}, window=window, out=out)", names),
         HostVariant(f"B = 4, verify, T = {DRAFTS}, out given", f"verify(q, k, v, {pool}, window, out=out)", tokens),
         HostVariant("B = 4, advance", "advance(window, s_offsets)", names),
-        HostVariant("B = 4, clear with room", f"clear(window, s_offsets, room={DRAFTS})", names),
-        HostVariant("B = 4, fold with room", f"fold(window, {pool}, room={DRAFTS})", names),
-        HostVariant("B = 4, commit", f"commit(window, {pool}, accepted)", names),
+        HostVariant("B = 4, advance with room", f"advance(window, s_offsets, accepted, room={DRAFTS})", names),
+        HostVariant("B = 4, commit with room", f"commit(window, {pool}, accepted, room={DRAFTS})", names),
+        HostVariant("B = 4, fold", f"fold(window, {pool})", names),
     ]
 
 

@@ -104,10 +104,10 @@ TERMS: dict[str, tuple[tuple[str, str], ...]] = {
     "verify": (
         (
             "Step",
-            "NAME+windowN folds and clears the rows that lack room for T drafts, verifies T drafts and advances by "
-            "those that are accepted. Drafts that are accepted are drawn anew for each sample, uniformly over 1 to T: "
-            "the first token of a verification was sampled before, and is right. Phases are those of a long run. "
-            "Folds run half a lap before the verification of the same slots, so that both find cold states.",
+            "NAME+windowN verifies T drafts, commits the rows that would have no room for T more, and advances by the "
+            "accepted ones. Drafts that are accepted are drawn anew for each sample, uniformly over 1 to T: the first "
+            "token of a verification was sampled before, and is right. Phases are those of a long run. Commits run "
+            "half a lap behind the verification of the same slots, so that both find cold states.",
         ),
         (
             "NAME and NAME+commit",
@@ -115,8 +115,8 @@ TERMS: dict[str, tuple[tuple[str, str], ...]] = {
             "is accepted, whose window holds T tokens and is empty between steps. The commit runs half a lap behind.",
         ),
         (
-            "Cursors",
-            "advance and clear are launched once for all layers of a model. With L layers a step has L folds and L "
+            "Layers",
+            "commit_layers and advance are launched once for all layers of a model. With L layers a step has L "
             "verifications for one launch of each, and the time is divided by L; with L = 1 they are counted in full.",
         ),
         ("Overlap", "none: within a step a kernel reads states and cursors that one just before it has written."),

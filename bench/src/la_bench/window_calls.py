@@ -194,8 +194,10 @@ def memory_of(name: str, spec: WindowSpec) -> str:
 
 
 def held_layers(point: GridPoint, spec: WindowSpec) -> int:
-    """Layers with a pool of their own: all that a step has, where two groups of slots fit."""
-    return spec.layers if spec.op == "commit" else max(1, min(spec.layers, point.chunks // 2))
+    """Layers with a pool of their own: all that a step has, or as large a part of them as two groups of slots fit."""
+    if spec.op == "commit":
+        return spec.layers
+    return max(n for n in range(1, spec.layers + 1) if spec.layers % n == 0 and n <= max(1, point.chunks // 2))
 
 
 def draw_accepted(accepted: torch.Tensor, drafts: int, random: torch.Generator) -> None:

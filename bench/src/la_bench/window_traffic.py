@@ -1,6 +1,6 @@
 """The fewest bytes that a step of one layer with a window can move, and how windows are filled in a long run.
 
-`advance` and `clear`, which all layers share, are left out: they move a few bytes of a row.
+`advance`, which all layers share, is left out: it moves a few bytes of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def deferred_bytes(point: GridPoint, places: int) -> float:
 
 
 def kept_bytes(point: GridPoint, places: int, drafts: int) -> float:
-    """Of a verification, and of a fold of the rows that have no room for the next one."""
+    """Of a verification, and of a commit of the rows that have no room for the next one."""
     length = steady_lengths(places, drafts)
     after = [(n + a, share / drafts) for n, share in enumerate(length) for a in range(1, drafts + 1)]
     folds = [(n, share) for n, share in after if n + drafts > places]

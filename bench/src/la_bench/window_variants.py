@@ -105,7 +105,7 @@ class Deferred(Way):
 
 
 class Kept(Way):
-    """verify and advance; the window stays, and is folded where it has no room."""
+    """verify and advance; the window stays, and is committed where it would have no room."""
 
     phased = renews = True
 
@@ -113,20 +113,22 @@ class Kept(Way):
         self.label = self.window = f"window{places}"
         self.places, self.drafts = places, spec.drafts
         self.note = (
-            f"fold and clear of the slots that have no room, verify, advance, with a window of {places} places. "
-            + cursor_words(spec)
+            f"verify, commit of the slots that would have no room for {spec.drafts} more drafts, advance, with a "
+            f"window of {places} places. " + layer_words(spec)
         )
+
+    @property
+    def longest(self) -> int:
+        """See :class:`Way`."""
+        return self.places - self.drafts
 
     def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
         """See :class:`Way`."""
-        ahead, layers = (call.here if in_place else call.ahead), _layers(call, in_place)
-        folds = [_action("fold", call, self.window, ahead, layer=n, room=self.drafts) for n in layers]
-        verifies = [_action("verify", call, self.window, call.here, layer=n, tokens=call.drafts) for n in layers]
+        ahead = call.here if in_place else call.ahead
         return [
-            *folds,
-            _action("clear", call, self.window, ahead, room=self.drafts),
-            *verifies,
-            _action("advance", call, self.window, call.here, counts=call.here.accepted),
+            *_verifies(call, self.window, in_place),
+            *_commits(call, self.window, ahead, self.drafts),
+            _action("advance", call, self.window, ahead, counts=ahead.accepted, room=self.drafts),
         ]
 
     def bytes_at(self, point: GridPoint) -> float:
@@ -168,15 +170,13 @@ class Once(Way):
         self.places = spec.drafts
         self.note = (
             f"verify, and commit of what is accepted, with a window of T = {spec.drafts} places that is empty between "
-            "steps."
+            "steps. " + layer_words(spec)
         )
 
     def actions(self, call: WindowCall, *, in_place: bool = False) -> list[WindowInputs]:
         """See :class:`Way`."""
-        ahead, layers = (call.here if in_place else call.ahead), _layers(call, in_place)
-        verifies = [_action("verify", call, self.window, call.here, layer=n, tokens=call.drafts) for n in layers]
-        commits = [_action("commit", call, self.window, ahead, layer=n, counts=ahead.accepted) for n in layers]
-        return verifies + commits
+        ahead = call.here if in_place else call.ahead
+        return [*_verifies(call, self.window, in_place), *_commits(call, self.window, ahead, None)]
 
     def bytes_at(self, point: GridPoint) -> float:
         """See :class:`Way`."""
@@ -216,13 +216,11 @@ def ways_of(spec: WindowSpec) -> list[Way]:
     return [Commits(label, spec) for label in ("layers", "commit", "fold")]
 
 
-def cursor_words(spec: WindowSpec) -> str:
-    """How the launches of advance and clear are counted."""
+def layer_words(spec: WindowSpec) -> str:
+    """How the launches that all layers share are counted."""
     if spec.layers == 1:
-        return (
-            "The launches of advance and clear, one each for all layers of a model, are counted in full for one layer."
-        )
-    return f"There is one launch of advance and of clear for {spec.layers} layers, and the time is that of one layer."
+        return "What a model launches once for all of its layers is counted in full for one layer."
+    return f"What follows verify is launched once for {spec.layers} layers, and the time is that of one layer."
 
 
 class WayVariant(BackendVariant):
@@ -376,9 +374,9 @@ def bind_action(action: WindowInputs, backend: str) -> Bound:
         return partial(la_core.clear, window, slots, room=case.room, backend=backend)
     assert action.counts is not None
     if case.op == "advance":
-        return partial(la_core.advance, window, slots, action.counts, backend=backend)
+        return partial(la_core.advance, window, slots, action.counts, room=case.room, backend=backend)
     commit = la_core.commit_layers if case.L else la_core.commit
-    return partial(commit, *pool, accepted=action.counts, backend=backend)
+    return partial(commit, *pool, accepted=action.counts, room=case.room, backend=backend)
 
 
 def _action(
@@ -411,6 +409,18 @@ def _layers(call: WindowCall, in_place: bool) -> list[int]:
     """The layers of a step; those that are held take turns. For the gate the first and the last of them."""
     held = len(call.pools)
     return sorted({0, held - 1}) if in_place else [n % held for n in range(call.layers)]
+
+
+def _verifies(call: WindowCall, window: str, in_place: bool) -> list[WindowInputs]:
+    layers = _layers(call, in_place)
+    return [_action("verify", call, window, call.here, layer=n, tokens=call.drafts) for n in layers]
+
+
+def _commits(call: WindowCall, window: str, group: Group, room: int | None) -> list[WindowInputs]:
+    """`commit` of one layer, or `commit_layers` over those that are held, as often as they make all layers."""
+    layer = 0 if call.layers == 1 else None
+    action = _action("commit", call, window, group, layer=layer, counts=group.accepted, room=room)
+    return [action] * (call.layers // len(call.pools))
 
 
 def _in_turn(made: Sequence[Bound]) -> None:

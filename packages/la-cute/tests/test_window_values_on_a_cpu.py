@@ -142,7 +142,7 @@ def _to_write(inputs: WindowInputs) -> Iterator[torch.Tensor]:
     for _, slot in _live_slots(inputs):
         if inputs.case.op == "advance":
             yield window.length[slot]
-            if truth.start[slot] != window.start[slot] or inputs.case.room is not None and not truth.length[slot]:
+            if truth.start[slot] != window.start[slot] or (inputs.case.room is not None and not truth.length[slot]):
                 yield window.start[slot]
         if inputs.case.op == "clear" and (inputs.case.room is None or truth.length[slot] != window.length[slot]):
             yield from (window.start[slot], window.length[slot])
