@@ -221,6 +221,14 @@ def test_an_allocated_window_is_empty_and_has_layers() -> None:
     layer = window.layer(2)
     assert layer.k.data_ptr() == window.k[2].data_ptr()
     assert layer.start is window.start
+    assert KVWindow.allocate(P=3, N=4, H=4, K=8, V=16).k.shape == (3, 4, 4, 8)
+
+
+def test_a_window_without_heads_of_k_is_refused() -> None:
+    """0 heads are a mistake somewhere in the caller's sizes, and not a wish for as many as v has."""
+    with pytest.raises(SpecViolation) as raised:
+        KVWindow.allocate(P=3, N=4, H=4, G=0, K=8, V=16)
+    assert str(raised.value) == "KVWindow.allocate: G must be at least 1 or None; got 0. Leave G out for G = H."
 
 
 def test_interleaved_memory_is_judged_exactly() -> None:
