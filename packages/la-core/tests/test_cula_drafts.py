@@ -8,11 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-from la_core import SpecViolation, decode
+from la_core import KVWindow, SpecViolation, decode, use_backend, use_overlap, verify
+from la_core.backends.discover_backends import load_backend
 from la_core.compat import cula
 from la_core.conformance.compare import same_bits
 
 B, P, T, H, HV, K, V = 3, 5, 4, 2, 4, 8, 12
+
+RECORDING = """
+from la_core.backends.capabilities import Capabilities
+
+class Recording:
+    name = "{name}"
+    spec_revision = 1
+    capabilities = Capabilities(ops=("decode", "verify", "commit"), device_types=("cpu",))
+    overlaps = []
+
+    def refusal(self, problem):
+        return self.capabilities.window_refusal(problem)
+
+    def decode(self, problem, *arguments):
+        self.overlaps.append(problem.overlap)
+
+    verify = commit = decode
+
+backend = Recording()
+"""
 
 
 def _arguments() -> dict[str, Any]:
@@ -90,6 +111,27 @@ def test_a_pool_stored_the_other_way_is_written_in_place() -> None:
     _update(arguments, [3, 2, 0], s=stored.transpose(2, 3))
     _update(arguments, [3, 2, 0])
     torch.testing.assert_close(stored.transpose(2, 3), arguments["s"])
+
+
+def test_no_call_overlaps_the_kernel_that_zeroes_its_cursors(install: Callable[..., None]) -> None:
+    install("recording", RECORDING)
+    arguments = _arguments()
+    with use_backend("recording"), use_overlap():
+        cula.linear_attention_verify_kvbuffer(**arguments)
+        _update(arguments, [3, 2, 0])
+        stacked = {name: arguments[name][None] for name in ("k_buf", "v_buf", "s", "decay_scales")}
+        cula.linear_attention_state_update_kvbuffer_fused(
+            **stacked, h0_indices=arguments["h0_indices"], accepted_len=torch.tensor([3, 2, 0]), T=T
+        )
+        verify(
+            *(arguments[name] for name in ("q", "k", "v")),
+            arguments["s"].flatten(0, 1),
+            arguments["h0_indices"],
+            arguments["decay_scales"],
+            KVWindow.allocate(P=P, N=T, H=HV, G=H, K=K, V=V, dtype=torch.float32),
+        )
+    overlaps = load_backend("recording").overlaps  # type: ignore[attr-defined]
+    assert overlaps == [False, False, False, True], "the last is the caller's own call, which may"
 
 
 @pytest.mark.parametrize(

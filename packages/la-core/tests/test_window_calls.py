@@ -23,6 +23,7 @@ from la_core.conformance.window_error_cases import (
 )
 from la_core.ops import facts_guard, window_plan
 from la_core.ops.commit import CALLS
+from la_core.spec import state_pool_rules
 
 Install = Callable[..., None]
 
@@ -220,6 +221,14 @@ def test_an_allocated_window_is_empty_and_has_layers() -> None:
     layer = window.layer(2)
     assert layer.k.data_ptr() == window.k[2].data_ptr()
     assert layer.start is window.start
+    assert KVWindow.allocate(P=3, N=4, H=4, K=8, V=16).k.shape == (3, 4, 4, 8)
+
+
+def test_a_window_without_heads_of_k_is_refused() -> None:
+    """0 heads are a mistake somewhere in the caller's sizes, and not a wish for as many as v has."""
+    with pytest.raises(SpecViolation) as raised:
+        KVWindow.allocate(P=3, N=4, H=4, G=0, K=8, V=16)
+    assert str(raised.value) == "KVWindow.allocate: G must be at least 1 or None; got 0. Leave G out for G = H."
 
 
 def test_interleaved_memory_is_judged_exactly() -> None:
@@ -239,6 +248,33 @@ def test_interleaved_memory_is_judged_exactly() -> None:
                     call_window_operator("decode", call)
             else:
                 call_window_operator("decode", call)
+
+
+@pytest.mark.parametrize("op", ["decode", "verify"])
+def test_k_and_v_in_one_buffer_are_judged_once(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ever new q, k, v and batches, and windows of other layers, tell nothing new of how k and v of a window lie."""
+    judged: list[int] = []
+    real = state_pool_rules._byte_runs
+    monkeypatch.setattr(state_pool_rules, "_byte_runs", lambda *layout: (judged.append(1), real(*layout))[1])
+    state_pool_rules._layouts_meet.cache_clear()
+    forget_backends()
+    arguments, alive = legal_window_arguments(op), []
+    layers = torch.zeros(2, 3, 4, 2 * 64 + 4 * 128 + 1, dtype=torch.bfloat16)
+
+    def call(step: int, v_from: int) -> None:
+        layer, rows = layers[step % 2], 1 + step // 4
+        k, v = layer[..., :128].unflatten(-1, (2, 64)), layer[..., v_from : v_from + 512].unflatten(-1, (4, 128))
+        names = {"q", "k", "v", "out", "s_offsets", "draft_lengths"} & set(arguments)
+        alive.append({name: arguments[name][:rows].clone() for name in names})
+        window = dataclasses.replace(arguments["window"], k=k, v=v)
+        call_window_operator(op, {**arguments, **alive[-1], "window": window})
+
+    for step in range(6):
+        call(step, 129)
+    assert len(judged) == 2, "the k and the v of one window"
+    for step in (5, 5):
+        with pytest.raises(SpecViolation, match=f"{op}: window.k is written and must not overlap window.v"):
+            call(step, 127)
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from la_core.backends.choose_backend import use_overlap
 from la_core.ops.commit import commit, commit_layers
 from la_core.ops.decode import decode
 from la_core.ops.verify import verify
@@ -84,6 +85,8 @@ def linear_attention_verify_kvbuffer(
     """:func:`la_core.verify` in cuLA's spelling: writes `out` and the drafts' places in the buffers.
 
     No token is pending between calls: the buffers are windows that `linear_attention_state_update_kvbuffer` empties.
+    Outputs of padding rows are zero, where cuLA leaves them as they were. :func:`la_core.use_overlap` has no effect on
+    this and the two functions below, whose cursors are zeroed by the kernel in front of theirs.
 
     Parameters
     ----------
@@ -122,11 +125,9 @@ def linear_attention_verify_kvbuffer(
         slots = s.shape[0]
         k_buf = q.new_empty(slots, T, *q.shape[2:])
         v_buf = v.new_empty(slots, T, *v.shape[2:])
-    verify(
-        *(q, k, v, pool, h0_indices, decay_scales, _empty_window(op, k_buf, v_buf, "[P, T, H, K]")),
-        softmax_scale=softmax_scale,
-        out=out,
-    )
+    window = _empty_window(op, k_buf, v_buf, "[P, T, H, K]")
+    with use_overlap(False):
+        verify(q, k, v, pool, h0_indices, decay_scales, window, softmax_scale=softmax_scale, out=out)
 
 
 def linear_attention_state_update_kvbuffer(
@@ -159,7 +160,9 @@ def linear_attention_state_update_kvbuffer(
     op = "linear_attention_state_update_kvbuffer"
     window = _empty_window(op, k_buf, v_buf, "[P, T, H, K]")
     _check_drafts(op, "k_buf", k_buf.shape[1], T)
-    commit(window, _flat_pool(op, s, "[P, HV, V, K]"), h0_indices, decay_scales, accepted_len)
+    pool = _flat_pool(op, s, "[P, HV, V, K]")
+    with use_overlap(False):
+        commit(window, pool, h0_indices, decay_scales, accepted_len)
 
 
 def linear_attention_state_update_kvbuffer_fused(
@@ -192,7 +195,9 @@ def linear_attention_state_update_kvbuffer_fused(
     op = "linear_attention_state_update_kvbuffer_fused"
     window = _empty_window(op, k_buf, v_buf, "[L, P, T, H, K]")
     _check_drafts(op, "k_buf", k_buf.shape[2], T)
-    commit_layers(window, _flat_pool(op, s, "[L, P, HV, V, K]"), h0_indices, decay_scales, accepted_len)
+    pool = _flat_pool(op, s, "[L, P, HV, V, K]")
+    with use_overlap(False):
+        commit_layers(window, pool, h0_indices, decay_scales, accepted_len)
 
 
 def _check_drafts(op: str, name: str, drafts: int, T: int) -> None:
@@ -217,7 +222,10 @@ def _flat_pool(op: str, s: torch.Tensor, axes: str) -> torch.Tensor:
 
 
 def _empty_window(op: str, k_buf: torch.Tensor, v_buf: torch.Tensor, axes: str) -> KVWindow:
-    """The window of buffers in which nothing is pending."""
+    """The window of buffers in which nothing is pending.
+
+    A kernel writes its cursors right in front of the operator, which therefore must not overlap.
+    """
     check_tensor(op, "k_buf", k_buf, axes)
     check_rank(op, "k_buf", k_buf, axes, axes.count(",") + 1)
     start, length = torch.zeros(2, k_buf.shape[-4], dtype=torch.int32, device=k_buf.device).unbind()

@@ -144,7 +144,7 @@ SAMPLE_CASES = (
     VERIFY,
     RAGGED,
     replace(
-        RAGGED, B=5, offsets=(2, 0, -1, 5, 1), starts=(7, 6, 0, 3, 5), lengths=(0, 4, 0, 2, 3), counts=(4, 1, 3, 0, 3)
+        RAGGED, B=5, offsets=(2, 0, -1, 5, 1), starts=(7, 6, 0, 3, 0), lengths=(0, 4, 0, 2, 3), counts=(4, 1, 3, 0, 3)
     ),
     replace(RAGGED, state_layout="kv", K=128, V=64, H=6, G=2, io_dtype=fp32, out_dtype=fp32),
     replace(VERIFY, lengths=(5, 4, 8, 3)),

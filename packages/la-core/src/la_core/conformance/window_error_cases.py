@@ -337,6 +337,13 @@ WINDOW_ERROR_CASES: tuple[WindowErrorCase, ...] = (
         "Allocate the window in the dtype of q, k and v.",
     ),
     WindowErrorCase(
+        "decode-window-of-16-bits-beside-float32",
+        "decode",
+        lambda a: [_set(name, lambda t: t.float())(a) for name in ("q", "k", "v")],
+        "decode: window.k must have the dtype of q, float32; got bfloat16. "
+        "Allocate the window in the dtype of q, k and v.",
+    ),
+    WindowErrorCase(
         "fold-window.k-is-float64",
         "fold",
         _set("window.k", lambda t: t.double()),

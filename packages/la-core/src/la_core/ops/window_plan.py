@@ -9,7 +9,7 @@ import torch
 
 from la_core.backends.choose_backend import CallDefaults, current_defaults
 from la_core.ops.kept_plans import KeptPlan, PlanStore, Tensors
-from la_core.spec.state_pool_rules import check_no_shared_memory
+from la_core.spec.state_pool_rules import check_no_shared_memory, share_memory
 from la_core.spec.window_problem import WindowOp, WindowProblem
 
 MAX_ADDRESSES = 1024
@@ -74,7 +74,11 @@ class WindowCall(PlanStore[WindowPlan]):
         self.latest: WindowPlan | None = None
         super().__init__(op, method, WindowPlan, names.index("s_offsets"))
         self.names, self.written, self.check = names, written, check
-        self._writes = tuple(names.index(name) for name in written)
+        # What is written by position, each with the arguments that it must lie apart from; no pair occurs twice.
+        self._apart = tuple(
+            (names.index(first), tuple(names.index(name) for name in names if name not in written[: n + 1]))
+            for n, first in enumerate(written)
+        )
 
     def latest_plan(self, backend: str, tensors: Tensors) -> WindowPlan | None:
         """The plan of the last call if it is that of these arguments, whose memory has then been checked."""
@@ -118,20 +122,21 @@ class WindowCall(PlanStore[WindowPlan]):
         addresses = tuple(map(_address_of, tensors))
         if addresses in plan.apart:
             return
-        if self._ranges_meet(addresses, plan.extents):
+        if any(share_memory(tensors[i], tensors[j]) for i, j in self._meeting_ranges(addresses, plan.extents)):
             self._check_memory(tensors)
         if len(plan.apart) >= MAX_ADDRESSES:
             plan.apart.clear()
         plan.apart.add(addresses)
 
-    def _ranges_meet(self, addresses: tuple[int, ...], extents: tuple[int, ...]) -> bool:
-        """True if what is written may overlap another argument."""
-        for written in self._writes:
+    def _meeting_ranges(self, addresses: tuple[int, ...], extents: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Positions of what is written and of another argument, for each two that may overlap."""
+        meeting = []
+        for written, others in self._apart:
             start, end = addresses[written], addresses[written] + extents[written]
-            for other, (address, extent) in enumerate(zip(addresses, extents, strict=True)):
-                if other != written and address < end and start < address + extent:
-                    return True
-        return False
+            for other in others:
+                if addresses[other] < end and start < addresses[other] + extents[other]:
+                    meeting.append((written, other))
+        return meeting
 
     def _check_memory(self, tensors: Tensors) -> None:
         check_no_shared_memory(self.op, dict(zip(self.names, tensors, strict=True)), self.written)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from la_core.spec.argument_checks import violation
+
 MAX_PLACES = 64
 """The most places of a window."""
 
@@ -45,10 +47,14 @@ class KVWindow:
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
     ) -> KVWindow:
-        """An empty window for a pool of `P` slots, stacked if `layers` is given."""
+        """An empty window for a pool of `P` slots, stacked if `layers` is given; `G` is `H` by default."""
+        if G is None:
+            G = H
+        elif G < 1:
+            raise violation("KVWindow.allocate", "G must be at least 1 or None", str(G), "Leave G out for G = H.")
         front = (P, N) if layers is None else (layers, P, N)
         return cls(
-            torch.empty(*front, G or H, K, dtype=dtype, device=device),
+            torch.empty(*front, G, K, dtype=dtype, device=device),
             torch.empty(*front, H, V, dtype=dtype, device=device),
             torch.zeros(P, dtype=torch.int32, device=device),
             torch.zeros(P, dtype=torch.int32, device=device),

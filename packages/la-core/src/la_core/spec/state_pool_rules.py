@@ -7,6 +7,7 @@ transposed view of `[.., K, V]` memory). The stride between rows is free as long
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -124,25 +125,36 @@ def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if some byte belongs to an element of both tensors. Exact also for interleaved views of one buffer."""
     if first.numel() == 0 or second.numel() == 0:
         return False
-    start, other_start = first.data_ptr(), second.data_ptr()
-    end = start + byte_extent(first.shape, first.stride(), first.element_size())
-    other_end = other_start + byte_extent(second.shape, second.stride(), second.element_size())
-    if end <= other_start or other_end <= start:
+    layout = (first.shape, first.stride(), first.element_size())
+    other = (second.shape, second.stride(), second.element_size())
+    distance = second.data_ptr() - first.data_ptr()
+    if byte_extent(*layout) <= distance or byte_extent(*other) <= -distance:
         return False
-    base = min(start, other_start)
-    runs, length = _byte_runs(first, start - base)
-    other_runs, other_length = _byte_runs(second, other_start - base)
+    return _layouts_meet(layout, other, distance)
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, strides and bytes of an element."""
+
+
+@functools.lru_cache(maxsize=256)
+def _layouts_meet(first: _Layout, second: _Layout, distance: int) -> bool:
+    """True if some byte belongs to both when `second` starts `distance` bytes behind `first`.
+
+    Remembered, as it takes up to milliseconds: the k and v of a window in one buffer meet their like in every call.
+    """
+    runs, length = _byte_runs(*first, max(-distance, 0))
+    other_runs, other_length = _byte_runs(*second, max(distance, 0))
     # Runs are disjoint within each tensor's sorted list up to duplicates: the nearest run that starts before the
     # other's end is the only one that can reach into it.
     nearest = torch.searchsorted(runs, other_runs + other_length, right=False) - 1
     return bool(((nearest >= 0) & (runs[nearest.clamp_min(0)] + length > other_runs)).any())
 
 
-def _byte_runs(value: torch.Tensor, base: int) -> tuple[torch.Tensor, int]:
-    """Sorted start bytes of the contiguous runs of `value` relative to `base`, and their common length in bytes."""
-    size = value.element_size()
+def _byte_runs(shape: Sequence[int], stride: Sequence[int], size: int, base: int) -> tuple[torch.Tensor, int]:
+    """Sorted start bytes of the contiguous runs of a layout that starts at `base`, and their common length in bytes."""
     length = 1
-    dims = sorted((step, n) for n, step in zip(value.shape, value.stride(), strict=True) if n > 1)
+    dims = sorted((step, n) for n, step in zip(shape, stride, strict=True) if n > 1)
     while dims and dims[0][0] == length:
         length *= dims.pop(0)[1]
     starts = _grid([n for _, n in dims], [step for step, _ in dims])

@@ -325,7 +325,8 @@ def _check_tokens_and_window(op: str, tensors: Tensors, axes: dict[str, str]) ->
     if window_k.dtype not in (q.dtype, torch.float32):
         raise violation(
             op,
-            f"window.k must have the dtype of q, {show_dtype(q.dtype)}, or float32",
+            f"window.k must have the dtype of q, {show_dtype(q.dtype)}"
+            + ("" if q.dtype is torch.float32 else ", or float32"),
             show_dtype(window_k.dtype),
             "Allocate the window in the dtype of q, k and v.",
         )
