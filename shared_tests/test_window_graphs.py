@@ -78,6 +78,14 @@ class Model:
             self.windows.verify(*tokens, draft_lengths=self.drafts, out=self.out[n])
         self.windows.advance(self.window, self.offsets, self.accepted)
 
+    def roomy_step(self) -> None:
+        """Drafts are verified, a prefix is accepted, and what would leave no room for the next ones is committed."""
+        for n in range(COUNT):
+            tokens = (self.q[n], self.k[n], self.v[n], *self._layer(n), self.window.layer(n))
+            self.windows.verify(*tokens, draft_lengths=self.drafts, out=self.out[n])
+        self.windows.commit_layers(self.window, self.s, self.offsets, self.slopes, self.accepted, room=self.T)
+        self.windows.advance(self.window, self.offsets, self.accepted, room=self.T)
+
     def commit_step(self) -> None:
         for n in range(COUNT):
             tokens = (self.q[n], self.k[n], self.v[n], *self._layer(n), self.window.layer(n))
@@ -103,10 +111,17 @@ class Model:
 
 @pytest.mark.parametrize(
     ("step", "overlap"),
-    [("decode_step", False), ("decode_step", True), ("speculative_step", False), ("commit_step", False)],
+    [
+        ("decode_step", False),
+        ("decode_step", True),
+        ("speculative_step", False),
+        ("roomy_step", False),
+        ("commit_step", False),
+    ],
 )
 def test_a_whole_step_replays_like_eager_calls(windows: WindowTarget, step: str, overlap: bool) -> None:
-    """Decode of all layers and advance; fold, clear, verify of all layers and advance; verify and commit.
+    """Decode of all layers and advance; fold, clear, verify of all layers and advance; verify, commit and advance with
+    room; verify and commit.
 
     Twenty replays with inputs edited in place, through every phase of the window, against the same calls made eagerly.
     """

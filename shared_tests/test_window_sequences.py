@@ -109,7 +109,8 @@ class Engine:
     def verify(
         self, rows: Rows, T: int, drafts: list[int] | None, accepted: list[int], ends: str, make_room: bool = True
     ) -> None:
-        """Drafts, after room was made for them or not. What follows: `advance`, `commit`, `commit_layers`, or nothing.
+        """Drafts, after room was made for them or not. What follows: `advance`, `commit`, `commit_layers`, or nothing;
+        the commits also with room for as many drafts, and then `advance`.
 
         Rows without room: on a CPU the call is refused and made again with padding in their place; on a GPU they read
         NaN and accept nothing.
@@ -149,7 +150,8 @@ class Engine:
                 if slot >= 0:
                     self.pending[slot] += count
         elif ends != "nothing":
-            self._commit(rows, taken, in_one_launch=ends == "commit_layers")
+            room = T if ends.endswith("with room") else None
+            self._commit(rows, taken, in_one_launch=ends.startswith("commit_layers"), room=room)
 
     def fold(self, rows: Rows, room: int | None, one_by_one: bool) -> None:
         """Bring pending tokens in and clear, of rows that lack room only if `room` is given."""
@@ -177,18 +179,25 @@ class Engine:
                 row = judged(f"slot {slot} of layer {layer}", value.value, true, tolerance)
                 assert not list(value_errors("value", [row]))
 
-    def _commit(self, rows: Rows, accepted: list[int], in_one_launch: bool) -> None:
+    def _commit(self, rows: Rows, accepted: list[int], in_one_launch: bool, room: int | None) -> None:
+        """Bring pending tokens and accepted drafts in and clear; with `room` only where there is less, and advance."""
         offsets, counts = self._offsets(rows), torch.tensor(accepted, device=self.windows.device)
         if in_one_launch:
-            self.windows.commit_layers(self.window, self.s, offsets, self.slopes, counts)
+            self.windows.commit_layers(self.window, self.s, offsets, self.slopes, counts, room=room)
         else:
             for layer in range(LAYERS):
-                self.windows.commit(self.window.layer(layer), self.s[layer], offsets, self.slopes[layer], counts)
-        self.windows.clear(self.window, offsets)
-        self._stored_once_more([slot for slot in rows if slot >= 0])
-        for slot in rows:
-            if slot >= 0:
+                pool = (self.s[layer], offsets, self.slopes[layer])
+                self.windows.commit(self.window.layer(layer), *pool, counts, room=room)
+        if room is None:
+            self.windows.clear(self.window, offsets)
+        else:
+            self.windows.advance(self.window, offsets, counts, room=room)
+        for slot, count in zip(rows, accepted, strict=True):
+            if slot >= 0 and (room is None or self.pending[slot] + count + room > self.N):
+                self._stored_once_more([slot])
                 self.pending[slot] = 0
+            elif slot >= 0:
+                self.pending[slot] += count
 
     def _bring_in(self, layer: int, rows: Rows, k: torch.Tensor, v: torch.Tensor, counts: list[int]) -> None:
         for b, slot in enumerate(rows):
@@ -247,6 +256,9 @@ rows_of_a_step = st.lists(st.integers(-2, P - 1), min_size=1, max_size=P, unique
 counts_of_rows = st.lists(st.integers(0, MOST), min_size=P, max_size=P)
 
 
+ENDS = ("advance", "advance", "commit", "commit with room", "commit_layers", "commit_layers with room", "nothing")
+
+
 class Interleavings(RuleBasedStateMachine):
     """What an engine may do, in any order."""
 
@@ -279,7 +291,7 @@ class Interleavings(RuleBasedStateMachine):
         T=st.integers(0, MOST - 1),
         drafts=st.one_of(st.none(), counts_of_rows),
         accepted=counts_of_rows,
-        ends=st.sampled_from(("advance", "advance", "commit", "commit_layers", "nothing")),
+        ends=st.sampled_from(ENDS),
         make_room=st.booleans(),
     )
     def verify(
