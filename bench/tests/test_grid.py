@@ -209,6 +209,26 @@ def test_doubts_are_reported_for_a_grid_too(make_row: MakeRow) -> None:
     assert "On H8/B1 part of the states is found in the machine's cache" in summary
 
 
+def test_a_floor_with_overlap_that_is_slower_is_reported(make_row: MakeRow) -> None:
+    rows = [
+        make_row(backend=name, kind="floor", time_us=time_us, grid=(16, B))
+        for B, with_overlap in ((8, 9.0), (16, 11.28))
+        for name, time_us in (("in-place floor", 10.32), ("in-place floor+overlap", with_overlap))
+    ]
+    summary = render_report(rows)["report.md"].split("## H = 16")[0]
+    assert "On H16/B16 the in-place floor with overlap took longer than the one without" in summary
+    assert "took longer" not in render_report(rows[:2])["report.md"]
+
+
+@pytest.mark.parametrize(("device", "scattered"), [("cpu", False), ("cuda", True)])
+def test_times_of_a_gpu_scatter_less(device: str, scattered: bool, make_row: MakeRow) -> None:
+    # Rows made up for tests have a p80 of 1.33 times p20.
+    row = make_row(backend="in-place floor+overlap", kind="floor", grid=(16, 16))
+    row = replace(row, environment=replace(row.environment, device=device))
+    sentence = "(p80 above 1.1 times p20), so the median says little: in-place floor+overlap on H16/B16."
+    assert (sentence in render_report([row])["report.md"]) is scattered
+
+
 @pytest.mark.usefixtures("small")
 def test_a_point_that_cannot_be_set_up_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = GridTensors.lap

@@ -178,7 +178,7 @@ def test_the_newest_record_of_each_operator_is_on_the_page(
     assert newest_grids(tmp_path, "a-card", "commit") == []
     page = card_page(tmp_path, "a-card")
     assert "## Lightning Attention decode with a window, bfloat16 states, vk: cute" in page
-    assert "## Lightning Attention verify with a window, float32 states, vk: cute" in page
+    assert "## Lightning Attention verify with a window, float32 states, vk, T = 4, L = 1: cute" in page
     assert "From a-card/two/verify.jsonl, the newest run of cute." in page
     assert "one/verify.jsonl" not in page
     assert "deferred" not in readme_table(tmp_path)
