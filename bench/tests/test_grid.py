@@ -171,6 +171,27 @@ def test_tables_of_a_grid(rows: list[Row], make_row: MakeRow) -> None:
     assert [line[0] for line in host.rows] == ["triton", "triton+overlap", "sglang"]
 
 
+def test_the_report_of_a_grid_has_complete_tables(rows: list[Row], make_row: MakeRow) -> None:
+    rows = [*rows, make_row(backend="triton", time_us=3.0, grid=(16, 4))]
+    rows = [replace(row, result=row.result and replace(row.result, speedup_vs_ref=None)) for row in rows]
+    files = render_report(rows)
+    complete = files["report.md"].split("## All results\n")[1].split("\n## ")[0]
+    assert "### H = 8: 9 rows" in complete
+    assert "### H = 16: 1 row\n" in complete
+    assert (
+        "| B | variant | time | p20 to p80 | samples | GB/s | share of copy | copy floor | share of floor | "
+        "vs best peer | host time | error of out | error of state | extra memory |"
+    ) in complete
+    assert "| 512 | triton | 2.00 us | 1.80 us to 2.40 us | 30 | 30000 | 150000 % | 3.00 ms | 90 % |" in complete
+    assert "| 1 | cula | FAILED | - |" in complete
+    # Refused: told under what was not timed.
+    assert "| 512 | cula" not in complete
+    assert complete.count("\n| ") == 9 + 1 + 2 * 2
+    html = files["report.html"]
+    assert html.count("<details>\n<summary>H = ") == 2
+    assert html.index("Extra memory</h2>") < html.index("<details>") < html.index("What was not timed")
+
+
 def test_extra_memory_of_a_grid(make_row: MakeRow) -> None:
     def needs(size: int, backend: str, B: int) -> Row:
         row = make_row(backend=backend, grid=(8, B))

@@ -115,6 +115,8 @@ def test_a_report_of_verify(verify: list[Row]) -> None:
     assert "device time of a step of one layer in us" in text
     assert "**Overlap**: none" in text
     assert "**Peers**" not in text
+    complete = text.split("## All results\n")[1].split("\n### Variants")[0]
+    assert "| 128 | cute+window16 | 2.00 us | 1.80 us to 2.40 us | 30 |" in complete
 
 
 def test_a_report_of_commit(make_row: MakeRow) -> None:

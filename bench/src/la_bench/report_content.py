@@ -42,6 +42,11 @@ CHOOSERS = {
 """Who chooses a backend, by operator."""
 
 GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
+EMPTY_COLUMNS = (*GPU_COLUMNS, "vs ref")
+"""Left out where they are empty: what only a GPU fills, and la-ref, which a grid on a GPU leaves out."""
+
+TRIED = ("ok", "checked", "failed", "error")
+"""Statuses of what stands in a complete table; the rest is told under what was not timed."""
 
 
 def report_blocks(rows: Sequence[Row]) -> list[Block]:
@@ -111,7 +116,7 @@ def _best_by_workload(rows: Sequence[Row], workloads: Sequence[str]) -> Table:
         floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
         cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref), floor)
         lines.append((workload, row.backend.name, *cells, times(result.speedup_vs_peer)))
-    return _without_empty_columns(columns, lines, text_columns=2)
+    return without_empty_columns(columns, lines, text_columns=2)
 
 
 def doubts(rows: Sequence[Row]) -> list[Block]:
@@ -290,7 +295,7 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
     blocks: list[Block] = [Heading(2, "All results")]
     for workload in _names(row.workload.name for row in rows):
         here = [row for row in rows if row.workload.name == workload]
-        shown = [row for row in here if row.status in ("ok", "checked", "failed", "error")]
+        shown = [row for row in here if row.status in TRIED]
         facts = here[0].workload
         blocks.append(Heading(3, workload))
         layers = f"{len(facts.layers_timed)} of {facts.linear_layers} linear layers"
@@ -307,7 +312,7 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
             )
         )
         if shown:
-            blocks.append(_without_empty_columns(FULL_COLUMNS, [full_cells(row) for row in shown]))
+            blocks.append(without_empty_columns(FULL_COLUMNS, [full_cells(row) for row in shown]))
         blocks += [
             Paragraph(f"{STATUS_WORDS[row.status]}: {row.backend.name}: {row.reason}", alarm=True)
             for row in shown
@@ -316,9 +321,9 @@ def _full_tables(rows: Sequence[Row]) -> list[Block]:
     return blocks + notes(rows)
 
 
-def _without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
-    """A table without the columns that only a GPU fills, where they are empty."""
-    keep = [n for n, column in enumerate(columns) if column not in GPU_COLUMNS or any(row[n] != "-" for row in cells)]
+def without_empty_columns(columns: Sequence[str], cells: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
+    """A table without those of `EMPTY_COLUMNS` that are empty."""
+    keep = [n for n, column in enumerate(columns) if column not in EMPTY_COLUMNS or any(row[n] != "-" for row in cells)]
     kept = tuple(tuple(row[n] for n in keep) for row in cells)
     return Table(tuple(columns[n] for n in keep), kept, text_columns)
 

@@ -1,12 +1,13 @@
-"""What a report of a grid says: one table of times and one of ratios for each number of heads, and host times."""
+"""What a report of a grid says: tables of times, of ratios and of all results for each number of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from la_bench.grid_plots import grid_plots
-from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
+from la_bench.report_blocks import Block, Bullets, Folded, Heading, Paragraph, Table
 from la_bench.report_content import (
+    TRIED,
     against_others,
     doubts,
     environment_blocks,
@@ -17,8 +18,20 @@ from la_bench.report_content import (
     notes,
     ours,
     trouble,
+    without_empty_columns,
 )
-from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, memory, number, percent, times
+from la_bench.report_text import (
+    FULL_COLUMNS,
+    HOW_TO_READ_GRID,
+    STATUS_WORDS,
+    count,
+    error,
+    full_cells,
+    memory,
+    number,
+    percent,
+    times,
+)
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
@@ -66,6 +79,7 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         blocks += [Heading(2, "Extra memory"), Paragraph(words), memory_table(rows)]
     return [
         *blocks,
+        *complete_tables(rows),
         *kernel_blocks(rows),
         *notes(rows),
         *not_run(rows),
@@ -73,6 +87,17 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         Heading(2, "How to read this report"),
         Bullets(HOW_TO_READ_GRID),
     ]
+
+
+def complete_tables(rows: Sequence[Row]) -> list[Block]:
+    """All that is known about each time, in a table for each number of heads."""
+    tables = []
+    for heads in dict.fromkeys(row.workload.H for row in rows):
+        shown = [row for row in rows if heads == row.workload.H and row.status in TRIED]
+        cells = [(str(_batch([row])), *full_cells(row)) for row in shown]
+        table = without_empty_columns(("B", "variant", "time", *FULL_COLUMNS[2:]), cells, text_columns=2)
+        tables += [Folded(f"H = {heads}: {count(len(cells), 'row')}", table)] if cells else []
+    return [Heading(2, "All results"), *tables] if tables else []
 
 
 def points_by_states(rows: Sequence[Row]) -> list[list[Row]]:

@@ -26,7 +26,7 @@ from la_bench.report_content import (
     trouble,
     value_range,
 )
-from la_bench.report_grid import accuracy_table, host_table, memory_table, time_table
+from la_bench.report_grid import accuracy_table, complete_tables, host_table, memory_table, time_table
 from la_bench.report_text import HOW_TO_READ_GRID, count, number, percent, times
 from la_bench.rows import Result, Row, ok_rows
 from la_bench.window_plots import Ratio, over, over_floor, window_plots
@@ -172,6 +172,7 @@ def window_blocks(rows: Sequence[Row]) -> list[Block]:
         terms.pop(name)
     return [
         *blocks,
+        *complete_tables(rows),
         *ways(rows),
         *kernel_blocks(rows),
         *notes(rows),
