@@ -41,8 +41,11 @@ CHOOSERS = {
 }
 """Who chooses a backend, by operator."""
 
-GPU_COLUMNS = ("share of floor", "vs best peer", "host time")
-EMPTY_COLUMNS = (*GPU_COLUMNS, "vs ref")
+PLAIN_TORCH = "torch-naive"
+"""The peer that is no public kernel."""
+
+AGAINST_COLUMNS = ("share of floor", "vs fastest peer", "the same without overlap")
+EMPTY_COLUMNS = (*AGAINST_COLUMNS, "host time", "vs ref")
 """Left out where they are empty: what only a GPU fills, and la-ref, which a grid on a GPU leaves out."""
 
 TRIED = ("ok", "checked", "failed", "error")
@@ -104,7 +107,7 @@ def _best_by_workload(rows: Sequence[Row], workloads: Sequence[str]) -> Table:
         "time per call",
         "share of copy bandwidth",
         "speed-up vs ref",
-        *GPU_COLUMNS[:2],
+        *AGAINST_COLUMNS,
     ]
     lines = []
     for workload in workloads:
@@ -115,7 +118,8 @@ def _best_by_workload(rows: Sequence[Row], workloads: Sequence[str]) -> Table:
         row, result = best
         floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
         cells = (time(result.time_us), percent(result.share_of_copy), times(result.speedup_vs_ref), floor)
-        lines.append((workload, row.backend.name, *cells, times(result.speedup_vs_peer)))
+        leads = (times(result.speedup_vs_peer), times(plain_lead(rows, workload)))
+        lines.append((workload, row.backend.name, *cells, *leads))
     return without_empty_columns(columns, lines, text_columns=2)
 
 
@@ -206,7 +210,9 @@ def trouble(rows: Sequence[Row]) -> list[Block]:
 
 
 def against_others(rows: Sequence[Row]) -> list[Block]:
-    """Where the backends stand between the floor and the peers, a sentence for each that has one to compare with."""
+    """Where the backends stand between the floor and the peers, a sentence for each that has one to compare with, and
+    which peers these are.
+    """
     blocks: list[Block] = []
     for backend in _names(row.backend.name for row, _ in ours(rows)):
         mine = [(row, result) for row, result in ours(rows) if row.backend.name == backend]
@@ -214,14 +220,47 @@ def against_others(rows: Sequence[Row]) -> list[Block]:
         shares = [(r.share_of_floor, row.workload.name) for row, r in mine if r.share_of_floor is not None]
         parts = []
         if speedups:
-            best = _names(fastest_peer(rows, workload) for _, workload in speedups)
-            parts.append(f"{value_range(speedups, times)} as fast as the best peer ({listing(best)})")
+            best = fastest_peers(rows, [workload for _, workload in speedups])
+            parts.append(f"{value_range(speedups, times)} as fast as the fastest peer ({best})")
         if shares:
             overlap = " with overlap" if mine[0][0].backend.overlap else ""
             parts.append(f"at {value_range(shares, percent)} of the in-place floor{overlap}")
         if parts:
             blocks.append(Paragraph(f"{backend} is {' and '.join(parts)}."))
-    return blocks
+    return [*blocks, *peers_timed(rows)]
+
+
+def peers_timed(rows: Sequence[Row]) -> list[Block]:
+    """A sentence on what "the fastest peer" is chosen from; none where no peer was to run."""
+    peers = _names(row.backend.name for row in rows if row.backend.kind == "peer")
+    timed = _names(row.backend.name for row, _ in ok_rows(rows) if row.backend.kind == "peer")
+    if not peers:
+        return []
+    sentence = f"Peers that were timed: {listing(timed) or 'none'}"
+    others = [name for name in peers if name not in timed]
+    sentence += f"; not timed: {listing(others)}." if others else "."
+    if timed == [PLAIN_TORCH]:
+        sentence += f" {PLAIN_TORCH} is plain torch: no public kernel was timed."
+    elif PLAIN_TORCH in timed:
+        sentence += f" {PLAIN_TORCH} is plain torch, the others are public kernels."
+    return [Paragraph(sentence)]
+
+
+def plain_lead(rows: Sequence[Row], workload: str) -> float | None:
+    """How many times faster than the fastest peer the fastest backend is without overlap, which no peer has.
+
+    None where no backend ran with overlap: that is said already.
+    """
+    here = [(row, r) for row, r in ours(rows) if row.workload.name == workload]
+    if not any(row.backend.overlap for row, _ in here):
+        return None
+    plain = [r for row, r in here if not row.backend.overlap]
+    return max((r.speedup_vs_peer for r in plain if r.speedup_vs_peer is not None), default=None)
+
+
+def fastest_peers(rows: Sequence[Row], workloads: Iterable[str]) -> str:
+    """Names of the fastest peers, of workloads that have one."""
+    return listing([name for name in _names(fastest_peer(rows, one) for one in workloads) if name != "-"])
 
 
 def fastest_peer(rows: Sequence[Row], workload: str) -> str:
@@ -246,7 +285,7 @@ def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[st
     shares = [result.share_of_copy for _, result in ours(rows)]
     reach = span([percent(min(shares)), percent(max(shares))])
     if ran == ["ref"]:
-        sentence = f"ref (la-ref) is the only backend that ran, and it reaches {reach} of the copy bandwidth. "
+        sentence = f"ref (la-ref) is the only backend that was timed, and it reaches {reach} of the copy bandwidth. "
         if rows[0].environment.device == "cpu":
             sentence += (
                 "On a CPU that is what plain torch gives: gathering, updating, scattering and summing the states are "
@@ -261,7 +300,7 @@ def _who_is_best(rows: Sequence[Row], workloads: Sequence[str], ran: Sequence[st
     order = sorted(wins, key=lambda backend: -wins[backend])
     won = "; ".join(f"{backend} is the fastest on {wins[backend]}" for backend in order if wins[backend])
     return [
-        f"{count(len(ran), 'backend')} ran: {listing(ran)}. Of {count(len(workloads), 'workload')}, {won}.",
+        f"Backends that were timed: {listing(ran)}. Of {count(len(workloads), 'workload')}, {won}.",
         f"Shares of the copy bandwidth lie between {percent(min(shares))} and {percent(max(shares))}.",
     ]
 
@@ -351,8 +390,9 @@ def kernel_table(rows: Sequence[Row]) -> Table | None:
             origins: Counter[str] = Counter()
             for one in made:
                 origins.update(one.origins or {})
-            of_which = listing([f"{n} {origin}" for origin, n in sorted(origins.items())]) or "-"
             kernels, seconds = sum(one.count for one in made), sum(one.seconds for one in made)
+            of_which = listing([f"{n} {origin}" for origin, n in sorted(origins.items())])
+            of_which = of_which or ("not told" if kernels else "-")
             lines.append((name, of_which, str(kernels), f"{seconds:.3f}"))
     return Table(("variant", "where from", "kernels", "seconds"), tuple(lines), text_columns=2) if lines else None
 
