@@ -20,7 +20,9 @@ from la_bench.rows import Row, from_json_lines
 from la_bench.write_report import render_report
 
 CHROMIUM = shutil.which("chromium")
-RECORD = Path(__file__).parents[1] / "records" / "nvidia-h200" / "2026-11-29-la-triton-2" / "grid-all-peers.jsonl"
+RECORDS = Path(__file__).parents[1] / "records" / "nvidia-h200"
+GRID = RECORDS / "2026-11-29-la-triton-2" / "grid-all-peers.jsonl"
+WINDOWS = RECORDS / "2026-11-30-full-2"
 DESKTOP, PHONE = 1280, 390
 SECONDS = 60
 
@@ -31,12 +33,16 @@ pytestmark = [
 
 MEASURE = """
 (() => {
+  const details = [...document.querySelectorAll("details")];
+  const folded = details.filter(e => !e.open).length;
+  details.forEach(e => { e.open = true; });
   const width = document.documentElement.clientWidth;
   const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".table") && !e.closest("svg"));
   const visible = (e) => e.getBoundingClientRect().width > 100 && e.getBoundingClientRect().height > 50;
   return JSON.stringify({
     inner: window.innerWidth,
     page: document.documentElement.scrollWidth,
+    folded,
     wide: boxes.filter(e => e.getBoundingClientRect().right > width + 1).map(e => e.outerHTML.slice(0, 80)),
     plots: [...document.querySelectorAll("figure svg")].filter(visible).length,
     marks: [...document.querySelectorAll("figure svg")].map(e => e.querySelectorAll("path").length),
@@ -149,7 +155,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a recorded grid with all peers: the widest tables and the most lines there are."""
     file = tmp_path_factory.mktemp("grid") / "report.html"
-    file.write_text(render_report(from_json_lines(RECORD.read_text()))["report.html"], encoding="utf-8")
+    return report_of(GRID, file)
+
+
+def report_of(record: Path, file: Path) -> Path:
+    file.write_text(render_report(from_json_lines(record.read_text()))["report.html"], encoding="utf-8")
     return file
 
 
@@ -175,11 +185,29 @@ def test_a_grid_in_a_browser(width: int, browser: Browser, grid: Path) -> None:
     # Two plots for each of four numbers of heads, host time and accuracy.
     assert page["plots"] == 10
     assert min(page["marks"]) > 10
-    # Two tables for each number of heads, the summary, host time, what was not timed, and two of the environment.
-    assert page["tables"] >= 13
+    # Three tables for each number of heads, the summary, host time, what was not timed, and two of the environment.
+    assert page["tables"] >= 17
+    # The complete tables, which are opened here before the page is measured.
+    assert page["folded"] == 4
     assert page["headings"][0] == "Plots"
     assert {f"H = {H}" for H in (8, 16, 32, 64)} < set(page["headings"])
     assert page["letters"] >= 8
+
+
+@pytest.mark.parametrize(("record", "heads", "plots"), [("deferred", 2, 4), ("verify", 1, 4), ("commit", 1, 4)])
+def test_reports_with_a_window_in_a_browser(
+    record: str, heads: int, plots: int, browser: Browser, tmp_path: Path
+) -> None:
+    file = report_of(WINDOWS / f"{record}.jsonl", tmp_path / "report.html")
+    for width in (DESKTOP, PHONE):
+        page = browser.show(file, width)
+        assert page["page"] <= width
+        assert page["wide"] == []
+        assert page["plots"] == plots
+        assert min(page["marks"]) > 10
+        assert page["folded"] == heads
+        assert page["tables"] >= 3 * heads + 5
+        assert page["letters"] >= 8
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])

@@ -17,6 +17,7 @@ import la_bench.tensors
 import la_bench.timing
 from la_bench.cli import main
 from la_bench.rows import Row, from_json_lines
+from la_bench.terminal import print_line
 
 Install = Callable[[object], None]
 Capture = pytest.CaptureFixture[str]
@@ -89,6 +90,10 @@ def test_cuda_without_a_gpu(capsys: Capture) -> None:
         ["compare", "--seed", "x"],
         ["compare", "--device", "tpu"],
         ["compare", "--peer", "cula"],
+        ["compare", "--out", ""],
+        ["report", "rows.jsonl", "--out", ""],
+        ["tune", "--out", ""],
+        ["first", "--backend", "ref", "--out", ""],
         ["compare", "--grid", "8", "--state-dtype", "int8"],
         ["tune", "--units", "0"],
         ["tune", "--units", "8,x"],
@@ -109,6 +114,12 @@ def test_mistyped_options(arguments: list[str], capsys: Capture) -> None:
     message = capsys.readouterr().err
     assert "error: " in message
     assert not re.search(r"invalid _\w+ value", message)
+
+
+def test_a_reason_of_many_lines_is_one_line_of_the_list(capsys: Capture) -> None:
+    print_line("ERROR: cute on H8/B1: CompileError: no code:\n  at line 3\n\tof it")
+    print_line("  indented")
+    assert capsys.readouterr().out == ("ERROR: cute on H8/B1: CompileError: no code: at line 3 of it\n  indented\n")
 
 
 def test_a_limit_on_the_block_sweep_is_refused(capsys: Capture) -> None:

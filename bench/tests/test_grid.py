@@ -171,6 +171,27 @@ def test_tables_of_a_grid(rows: list[Row], make_row: MakeRow) -> None:
     assert [line[0] for line in host.rows] == ["triton", "triton+overlap", "sglang"]
 
 
+def test_the_report_of_a_grid_has_complete_tables(rows: list[Row], make_row: MakeRow) -> None:
+    rows = [*rows, make_row(backend="triton", time_us=3.0, grid=(16, 4))]
+    rows = [replace(row, result=row.result and replace(row.result, speedup_vs_ref=None)) for row in rows]
+    files = render_report(rows)
+    complete = files["report.md"].split("## All results\n")[1].split("\n## ")[0]
+    assert "### H = 8: 9 rows" in complete
+    assert "### H = 16: 1 row\n" in complete
+    assert (
+        "| B | variant | time | p20 to p80 | samples | GB/s | share of copy | copy floor | share of floor | "
+        "vs fastest peer | host time | error of out | error of state | extra memory |"
+    ) in complete
+    assert "| 512 | triton | 2.00 us | 1.80 us to 2.40 us | 30 | 30000 | 150000 % | 3.00 ms | 90 % |" in complete
+    assert "| 1 | cula | FAILED | - |" in complete
+    # Refused: told under what was not timed.
+    assert "| 512 | cula" not in complete
+    assert complete.count("\n| ") == 9 + 1 + 2 * 2
+    html = files["report.html"]
+    assert html.count("<details>\n<summary>H = ") == 2
+    assert html.index("Extra memory</h2>") < html.index("<details>") < html.index("What was not timed")
+
+
 def test_extra_memory_of_a_grid(make_row: MakeRow) -> None:
     def needs(size: int, backend: str, B: int) -> Row:
         row = make_row(backend=backend, grid=(8, B))
@@ -194,9 +215,39 @@ def test_the_summary_says_where_and_beside_whom(make_row: MakeRow) -> None:
         make_row(backend="cula", time_us=3.6, kind="peer", grid=(8, 2)),
     ]
     assert (
-        "triton is 0.90x (H8/B2) to 1.20x (H8/B1) as fast as the best peer (sglang, cula) and at 90 % (H8/B1) to "
-        "102 % (H8/B2) of the in-place floor."
+        "triton is 0.90x (H8/B2) to 1.20x (H8/B1) as fast as the fastest peer (sglang, cula) and at 90 % (H8/B1) "
+        "to 102 % (H8/B2) of the in-place floor."
     ) in render_report(rows)["report.md"]
+
+
+def test_the_summary_has_the_lead_without_overlap_too(rows: list[Row]) -> None:
+    summary = render_report([replace(r, backend=replace(r.backend, overlap="+" in r.backend.name)) for r in rows])
+    lines = summary["report.md"].split("## Plots")[0]
+    assert "| share of floor | vs fastest peer | the same without overlap |" in lines
+    assert "| 8 | 1 | triton+overlap | 1.00 | 300000 % | 80 % | 2.40x | 1.20x |" in lines
+    assert "Peers that were timed: sglang; not timed: cula." in lines
+
+
+@pytest.mark.parametrize(
+    ("peers", "sentence"),
+    [
+        (("torch-naive",), "torch-naive. torch-naive is plain torch: no public kernel was timed."),
+        (("cula", "torch-naive"), "cula, torch-naive. torch-naive is plain torch, the others are public kernels."),
+        (("cula",), "cula."),
+        ((), None),
+    ],
+    ids=["torch", "both", "public", "none"],
+)
+def test_plain_torch_is_no_public_kernel(peers: tuple[str, ...], sentence: str | None, make_row: MakeRow) -> None:
+    ours = make_row(backend="triton", time_us=2.0, against=(3.0, 0.9) if peers else None, grid=(8, 1))
+    text = render_report([ours, *(make_row(backend=name, kind="peer", time_us=6.0, grid=(8, 1)) for name in peers)])
+    summary = text["report.md"].split("## Plots")[0]
+    assert "best peer" not in text["report.md"]
+    if sentence is None:
+        assert "Peers that were timed" not in summary
+    else:
+        assert f"Peers that were timed: {sentence}\n" in summary
+        assert f"as fast as the fastest peer ({peers[0]})" in summary
 
 
 def test_doubts_are_reported_for_a_grid_too(make_row: MakeRow) -> None:
@@ -207,6 +258,26 @@ def test_doubts_are_reported_for_a_grid_too(make_row: MakeRow) -> None:
     summary = render_report([wide])["report.md"].split("## H = 8")[0]
     assert "the median says little: ref on H8/B1." in summary
     assert "On H8/B1 part of the states is found in the machine's cache" in summary
+
+
+def test_a_floor_with_overlap_that_is_slower_is_reported(make_row: MakeRow) -> None:
+    rows = [
+        make_row(backend=name, kind="floor", time_us=time_us, grid=(16, B))
+        for B, with_overlap in ((8, 9.0), (16, 11.28))
+        for name, time_us in (("in-place floor", 10.32), ("in-place floor+overlap", with_overlap))
+    ]
+    summary = render_report(rows)["report.md"].split("## H = 16")[0]
+    assert "On H16/B16 the in-place floor with overlap took longer than the one without" in summary
+    assert "took longer" not in render_report(rows[:2])["report.md"]
+
+
+@pytest.mark.parametrize(("device", "scattered"), [("cpu", False), ("cuda", True)])
+def test_times_of_a_gpu_scatter_less(device: str, scattered: bool, make_row: MakeRow) -> None:
+    # Rows made up for tests have a p80 of 1.33 times p20.
+    row = make_row(backend="in-place floor+overlap", kind="floor", grid=(16, 16))
+    row = replace(row, environment=replace(row.environment, device=device))
+    sentence = "(p80 above 1.1 times p20), so the median says little: in-place floor+overlap on H16/B16."
+    assert (sentence in render_report([row])["report.md"]) is scattered
 
 
 @pytest.mark.usefixtures("small")
@@ -233,7 +304,7 @@ def test_the_report_of_a_grid(rows: list[Row]) -> None:
     assert set(files) == {"report.md", "report.html", "rows.jsonl", *plots}
     text = files["report.md"]
     sentence = (
-        "triton+overlap is 2.40x as fast as the best peer (sglang) and at 80 % of the in-place floor with overlap."
+        "triton+overlap is 2.40x as fast as the fastest peer (sglang) and at 80 % of the in-place floor with overlap."
     )
     assert sentence in text
     assert "workload" not in text.split("## What was not timed")[0]

@@ -98,8 +98,8 @@ def test_one_point_and_no_point(make_row: MakeRow) -> None:
 def test_the_report_has_summary_plots_and_tables_in_this_order(rows: list[Row]) -> None:
     files = render_report(rows)
     assert re.findall(r"^## (.*)$", files["report.md"], re.MULTILINE) == [
-        *("Plots", "H = 8", "H = 64", "Host time", "Accuracy", "Extra memory", "What was not timed, and why"),
-        *("Environment", "How to read this report"),
+        *("Plots", "H = 8", "H = 64", "Host time", "Accuracy", "Extra memory", "All results"),
+        *("What was not timed, and why", "Environment", "How to read this report"),
     ]
     summary = files["report.md"].split("## Plots")[0]
     assert "| 8 | 1 | triton+overlap | 8.00 |" in summary

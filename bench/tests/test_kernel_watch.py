@@ -160,7 +160,7 @@ def test_the_report_adds_them_up(grid: tuple[int, int] | None, make_row: MakeRow
     ]
     table = kernel_table(rows)
     assert table is not None
-    assert table.rows == (("cute", "1 compiled, 2 prebuilt", "3", "1.250"), ("triton", "-", "4", "2.000"))
+    assert table.rows == (("cute", "1 compiled, 2 prebuilt", "3", "1.250"), ("triton", "not told", "4", "2.000"))
     markdown = render_report(rows)["report.md"]
     assert "## Kernels made" in markdown
     assert "| cute | 1 compiled, 2 prebuilt | 3 | 1.250 |" in markdown

@@ -185,6 +185,7 @@ def test_a_peer_that_writes_another_slot_is_found(fakes: dict[str, Path]) -> Non
 def test_cula_without_slots_gets_neighbouring_states(fakes: dict[str, Path]) -> None:
     fakes["cula"].write_text(CULA_WITHOUT_POOL)
     variant = PeerVariant("cula", fakes["cula"])
+    assert "fast math (its own default)" in str(variant.facts.note)
     assert isinstance(variant.peer, Peer)
     assert not variant.peer.pooled
     assert "ignores s_offsets" in str(variant.facts.note)

@@ -237,7 +237,7 @@ def test_the_newest_first_calls_of_each_backend_and_mode(tmp_path: Path, make_ro
 
 def test_kernels_made_are_on_the_page(tmp_path: Path, triton: Row) -> None:
     put(tmp_path, "one/grid.jsonl", [replace(measured(triton, "2026-01-01"), kernels=KernelsMade(3, 1.5, None))])
-    assert "| triton | - | 3 | 1.500 |" in card_page(tmp_path, "a-card")
+    assert "| triton | not told | 3 | 1.500 |" in card_page(tmp_path, "a-card")
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path, rows: list[Row]) -> None:

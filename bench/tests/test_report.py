@@ -91,7 +91,7 @@ def test_sections_come_in_order(rows: Sequence[Row]) -> None:
 
 def test_the_summary_names_the_best_of_each_workload(rows: Sequence[Row]) -> None:
     summary = render_report(rows)["report.md"].split("## Plots")[0]
-    assert "2 backends ran: ref, swift. Of 2 workloads, swift is the fastest on 2." in summary
+    assert "Backends that were timed: ref, swift. Of 2 workloads, swift is the fastest on 2." in summary
     for workload in ("ring-mini-linear-2.0/medium", "minicpm-sala/heavy"):
         assert f"| {workload} | swift | 500 us | 600 % | 3.00x |" in summary
 
@@ -111,9 +111,15 @@ def test_what_was_not_timed_is_listed_with_its_reason(rows: Sequence[Row]) -> No
 
 
 def test_ref_alone_is_said_to_be_alone(make_row: MakeRow) -> None:
-    rows = [make_row(), make_row(backend="cute", status="unavailable", reason="backend 'cute' is not installed")]
+    rows = [
+        make_row(),
+        make_row(backend="cute", status="unavailable", reason="backend 'cute' is not installed"),
+        make_row(backend="triton", status="checked", reason="run under an interpreter"),
+    ]
     summary = render_report(rows)["report.md"].split("## Plots")[0]
-    assert "is the only backend that ran" in summary
+    assert "ref (la-ref) is the only backend that was timed" in summary
+    assert "triton is right on" in summary
+    assert "that ran" not in summary
     assert "what plain torch gives" in summary
 
 

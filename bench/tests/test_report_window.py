@@ -97,13 +97,49 @@ def test_tables_of_deferred_decode(deferred: list[Row]) -> None:
     assert title == "H = 64: device time of a call in us"
     assert times.columns == (
         "B",
-        "copy floor",
+        "copy floor of recurrent decode",
         "cute+window7",
         "cute+window7+overlap",
         "cute",
         "in-place floor",
         "cula",
     )
+
+
+def test_the_fastest_peer_is_named_and_may_be_plain_torch(deferred: list[Row]) -> None:
+    def peer_is(name: str) -> str:
+        rows = [
+            replace(row, backend=replace(row.backend, name=name)) if row.backend.kind == "peer" else row
+            for row in deferred
+        ]
+        return render_report(rows)["report.md"].split("## Plots")[0]
+
+    assert "| times as fast as recurrent decode | times as fast as the fastest peer (cula) |" in peer_is("cula")
+    assert "Peers that were timed: cula.\n" in peer_is("cula")
+    only_torch = peer_is("torch-naive")
+    assert "| times as fast as the fastest peer (torch-naive) |" in only_torch
+    assert "torch-naive is plain torch: no public kernel was timed." in only_torch
+
+
+@pytest.mark.parametrize(
+    ("op", "head", "floor"),
+    [
+        ("deferred", "copy floor of recurrent decode", "7.00"),
+        ("verify", "copy floor of T decodes", "7.00"),
+        ("commit", "copy floor of a commit", "3.00"),
+    ],
+)
+def test_tables_say_of_what_the_copy_floor_is(op: str, head: str, floor: str, make_row: MakeRow) -> None:
+    def moving(name: str, floor_us: float, window: int | None) -> Row:
+        row = make_row(backend=name, grid=(64, 16))
+        return of_op(replace(row, result=row.result and replace(row.result, copy_floor_us=floor_us)), op, window=window)
+
+    ((_, table),) = time_tables([moving("cute+window7", 3.0, 7), moving("cute", 7.0, None)])
+    assert table.columns[1] == head
+    assert table.rows[0][1] == floor
+    # Without a time of what the column names there is nothing to show.
+    ((_, alone),) = time_tables([moving("cute+window7", 3.0, 7)])
+    assert alone.rows[0][1] == (floor if op == "commit" else "-")
 
 
 def test_a_report_of_verify(verify: list[Row]) -> None:
@@ -115,6 +151,8 @@ def test_a_report_of_verify(verify: list[Row]) -> None:
     assert "device time of a step of one layer in us" in text
     assert "**Overlap**: none" in text
     assert "**Peers**" not in text
+    complete = text.split("## All results\n")[1].split("\n### Variants")[0]
+    assert "| 128 | cute+window16 | 2.00 us | 1.80 us to 2.40 us | 30 |" in complete
 
 
 def test_a_report_of_commit(make_row: MakeRow) -> None:

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="few samples, and fewer loads or points where none are named"
     )
     compare.add_argument(
-        "--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
+        "--out", type=_path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
     )
     compare.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if there is one"
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("rows", type=Path, metavar="ROWS", help="a rows.jsonl of la-bench compare")
     report.add_argument(
-        "--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
+        "--out", type=_path, default=Path("report"), metavar="DIR", help="folder to write to (default: report)"
     )
     records = commands.add_parser(
         "records",
@@ -214,7 +214,7 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     tune.add_argument(
         "--heads", type=_count, metavar="H", help="of every call (default: 8, and more where 512 rows do not suffice)"
     )
-    tune.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
+    tune.add_argument("--out", type=_path, metavar="FILE", help="write a JSON line for each N and choice of tiles")
 
 
 def _add_first(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -239,7 +239,7 @@ def _add_first(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="X",
         help="exit with status 1 if a first call takes more than X ms longer than a later one, by the medians",
     )
-    first.add_argument("--out", type=Path, metavar="FILE", help="write a JSON line for each mode")
+    first.add_argument("--out", type=_path, metavar="FILE", help="write a JSON line for each mode")
 
 
 def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -264,6 +264,13 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _path(text: str) -> Path:
+    # Path("") is the current folder, which nobody means who passes an empty variable.
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
 
 
 def _named_path(text: str) -> tuple[str, Path]:

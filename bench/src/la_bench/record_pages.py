@@ -16,7 +16,7 @@ from la_bench.first_call import MODES, FirstCall, first_table, read_first_call
 from la_bench.peers.torch_naive import TorchNaivePeer
 from la_bench.records import Record, changed_after, read_records
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table, to_markdown
-from la_bench.report_content import against_others, kernel_table, notes, ours
+from la_bench.report_content import against_others, doubts, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
 from la_bench.report_text import KERNELS_MADE, count, listing, number, times
 from la_bench.report_window import TITLES, ratio_tables, setting, summary, time_tables, ways
@@ -238,6 +238,7 @@ def _grid_section(run: GridRun, records: Sequence[Record]) -> list[Block]:
         Paragraph(f"{_about(run)} {versions}. From {run.file}, the newest run of {listing(run.newest_of)}."),
         *_older(records, run.file),
         *against_others(rows),
+        *doubts(rows),
     ]
     for heads in dict.fromkeys(row.workload.H for row in rows):
         here = [row for row in rows if heads == row.workload.H]
@@ -269,6 +270,7 @@ def _window_section(run: GridRun, records: Sequence[Record]) -> list[Block]:
         ),
         *_older(records, run.file),
         *summary(rows),
+        *doubts(rows),
     ]
     for title, table in (*ratio_tables(rows), *time_tables(rows)):
         blocks += [Heading(3, f"{rows[0].workload.op}, {title}, {run.which}, {run.newest_of[0]}"), table]

@@ -40,6 +40,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Folded:
+    """A long table under a title; a browser shows it on a click."""
+
+    title: str
+    table: Table
+
+
+@dataclass(frozen=True)
 class Plot:
     """An SVG image that takes its colours from `currentColor` and `--grid`."""
 
@@ -48,7 +56,7 @@ class Plot:
     svg: str
 
 
-Block = Heading | Paragraph | Bullets | Table | Plot
+Block = Heading | Paragraph | Bullets | Table | Folded | Plot
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
@@ -67,6 +75,8 @@ def _markdown(block: Block) -> str:
         )
     if isinstance(block, Plot):
         return f"![{_escape(block.caption)}]({block.name}.svg)\n\n{_escape(block.caption)}"
+    if isinstance(block, Folded):
+        return f"### {_escape(block.title)}\n\n{_markdown(block.table)}"
     aligns = ["---" if n < block.text_columns else "---:" for n in range(len(block.columns))]
     lines = [block.columns, tuple(aligns), *block.rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)

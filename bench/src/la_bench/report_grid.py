@@ -1,12 +1,14 @@
-"""What a report of a grid says: one table of times and one of ratios for each number of heads, and host times."""
+"""What a report of a grid says: tables of times, of ratios and of all results for each number of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from la_bench.grid_plots import grid_plots
-from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table
+from la_bench.report_blocks import Block, Bullets, Folded, Heading, Paragraph, Table
 from la_bench.report_content import (
+    AGAINST_COLUMNS,
+    TRIED,
     against_others,
     doubts,
     environment_blocks,
@@ -16,9 +18,22 @@ from la_bench.report_content import (
     not_run,
     notes,
     ours,
+    plain_lead,
     trouble,
+    without_empty_columns,
 )
-from la_bench.report_text import HOW_TO_READ_GRID, STATUS_WORDS, count, error, memory, number, percent, times
+from la_bench.report_text import (
+    FULL_COLUMNS,
+    HOW_TO_READ_GRID,
+    STATUS_WORDS,
+    count,
+    error,
+    full_cells,
+    memory,
+    number,
+    percent,
+    times,
+)
 from la_bench.rows import Row, ok_rows
 from la_bench.timing import spread
 
@@ -66,6 +81,7 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         blocks += [Heading(2, "Extra memory"), Paragraph(words), memory_table(rows)]
     return [
         *blocks,
+        *complete_tables(rows),
         *kernel_blocks(rows),
         *notes(rows),
         *not_run(rows),
@@ -73,6 +89,17 @@ def grid_blocks(rows: Sequence[Row]) -> list[Block]:
         Heading(2, "How to read this report"),
         Bullets(HOW_TO_READ_GRID),
     ]
+
+
+def complete_tables(rows: Sequence[Row]) -> list[Block]:
+    """All that is known about each time, in a table for each number of heads."""
+    tables = []
+    for heads in dict.fromkeys(row.workload.H for row in rows):
+        shown = [row for row in rows if heads == row.workload.H and row.status in TRIED]
+        cells = [(str(_batch([row])), *full_cells(row)) for row in shown]
+        table = without_empty_columns(("B", "variant", "time", *FULL_COLUMNS[2:]), cells, text_columns=2)
+        tables += [Folded(f"H = {heads}: {count(len(cells), 'row')}", table)] if cells else []
+    return [Heading(2, "All results"), *tables] if tables else []
 
 
 def points_by_states(rows: Sequence[Row]) -> list[list[Row]]:
@@ -85,36 +112,41 @@ def points_by_states(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _best_by_states(rows: Sequence[Row]) -> list[Block]:
     """The fastest backend, its share of both limits and its lead over the fastest peer, by states in a call."""
+    columns = ("H", "B", "best backend", "time in us", "share of copy bandwidth", *AGAINST_COLUMNS)
     lines = []
     for here in points_by_states(rows):
         best = min(ours(here), key=lambda pair: pair[1].time_us, default=None)
         point = (str(here[0].workload.H), str(_batch(here)))
         if best is None:
-            lines.append((*point, "none", "-", "-", "-", "-"))
+            lines.append((*point, "none", *("-",) * (len(columns) - 3)))
             continue
         row, result = best
         floor = "-" if result.share_of_floor is None else percent(result.share_of_floor)
-        cells = (number(result.time_us), percent(result.share_of_copy), floor, times(result.speedup_vs_peer))
-        lines.append((*point, row.backend.name, *cells))
-    columns = ("H", "B", "best backend", "time in us", "share of copy bandwidth", "share of floor", "vs best peer")
+        cells = (number(result.time_us), percent(result.share_of_copy), floor)
+        leads = (times(result.speedup_vs_peer), times(plain_lead(here, row.workload.name)))
+        lines.append((*point, row.backend.name, *cells, *leads))
     words = "The fastest backend by states in a call, each number of states at the fewest heads that have it:"
-    return [Paragraph(words), Table(columns, tuple(lines), text_columns=3)]
+    return [Paragraph(words), without_empty_columns(columns, lines, text_columns=3)]
 
 
-def time_table(rows: Sequence[Row], copy_floor_of: Sequence[Row] = ()) -> Table:
+def time_table(
+    rows: Sequence[Row], copy_floor_of: Sequence[Row] | None = None, copy_floor: str = "copy floor"
+) -> Table:
     """Times of one number of heads: a line for each B, a column for each variant that was tried.
 
-    The copy floor is that of the first of some rows, or of all, at a point: it follows the bytes of a call.
+    The copy floor is that of the first of some rows, or of all, at a point: it follows the bytes of a call. Its column
+    can say of which call.
     """
     names = _tried(rows)
     lines = []
     for rows_of_point in _by_batch(rows):
         by_name = {row.backend.name: row for row in rows_of_point}
-        chosen = [row for row in copy_floor_of if row.workload.name == rows_of_point[0].workload.name]
-        floors = [result.copy_floor_us for _, result in ok_rows(chosen or rows_of_point)]
-        copy_floor = number(floors[0]) if floors else "-"
-        lines.append((str(_batch(rows_of_point)), copy_floor, *(_time(by_name.get(name)) for name in names)))
-    return Table(("B", "copy floor", *names), tuple(lines))
+        chosen = rows if copy_floor_of is None else copy_floor_of
+        point = rows_of_point[0].workload.name
+        floors = [result.copy_floor_us for row, result in ok_rows(chosen) if row.workload.name == point]
+        floor = number(floors[0]) if floors else "-"
+        lines.append((str(_batch(rows_of_point)), floor, *(_time(by_name.get(name)) for name in names)))
+    return Table(("B", copy_floor, *names), tuple(lines))
 
 
 def ratio_table(rows: Sequence[Row]) -> Table | None:

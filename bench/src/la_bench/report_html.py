@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import takewhile
 
-from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
+from la_bench.report_blocks import Block, Bullets, Folded, Heading, Paragraph, Plot, Table
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2430; --soft: #5a6675; --page: #ffffff; --line: #d9dee5;
@@ -37,6 +37,7 @@ th, td { padding: .35rem .75rem .35rem 0; text-align: right; white-space: nowrap
 th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.words, td.words { text-align: left; }
 td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
+summary { cursor: pointer; padding: .5rem 0; font-weight: 600; }
 tbody tr:hover { background: var(--band); }
 @media (max-width: 36rem) {
   th, td { padding-right: .5rem; font-size: .8rem; }
@@ -92,6 +93,8 @@ def _html(block: Block) -> str:
         return "<ul>\n" + "\n".join(f"<li>{item}</li>" for item in items) + "\n</ul>"
     if isinstance(block, Plot):
         return f"<figure>\n{_inline(block)}\n<figcaption>{escape(block.caption)}</figcaption>\n</figure>"
+    if isinstance(block, Folded):
+        return f"<details>\n<summary>{escape(block.title)}</summary>\n{_table(block.table)}\n</details>"
     return _table(block)
 
 

@@ -19,14 +19,16 @@ from la_bench.report_content import (
     doubts,
     environment_blocks,
     fastest_peer,
+    fastest_peers,
     judged_only,
     kernel_blocks,
     not_run,
     notes,
+    peers_timed,
     trouble,
     value_range,
 )
-from la_bench.report_grid import accuracy_table, host_table, memory_table, time_table
+from la_bench.report_grid import accuracy_table, complete_tables, host_table, memory_table, time_table
 from la_bench.report_text import HOW_TO_READ_GRID, count, number, percent, times
 from la_bench.rows import Result, Row, ok_rows
 from la_bench.window_plots import Ratio, over, over_floor, window_plots
@@ -66,7 +68,7 @@ COLUMNS: dict[str, tuple[tuple[str, Ratio, Callable[[float], str]], ...]] = {
 HEADS = {
     "of floor": "time over the in-place floor, float32 states",
     "vs recurrent": "times as fast as recurrent decode",
-    "vs peer": "times as fast as the best public decode",
+    "vs peer": "times as fast as the fastest peer",
     "of T decodes": "time over T calls of decode",
     "of verify + commit": "time over verify and immediate commit",
     "of commits": "time over one commit a layer",
@@ -74,13 +76,21 @@ HEADS = {
 }
 """The same columns at more length."""
 
+COPY_FLOORS = {
+    "deferred": "copy floor of recurrent decode",
+    "verify": "copy floor of T decodes",
+    "commit": "copy floor of a commit",
+}
+"""Head of the column in tables of times: variants with a window move fewer bytes than what they are set against."""
+
 COMMON_TERMS = {
     "Gate": "before anything is timed, a variant makes the calls that are timed, on the same tensors, one after the "
     "other: of a step those of every operator. Some of the rows, full and empty windows among them, are judged against "
     "float64 per (row, head), all cursors are, and all memory that a call must not change is compared bit by bit. A "
     "variant that fails has no time.",
     "Copy floor": "the time that the fewest bytes that a variant can move would take at the speed of a large eager "
-    "copy, made once per round beside the calls. Tables show that of recurrent decode; commit has its own.",
+    "copy, made once per round beside the calls. Tables of times show that of one call, which the column names; All "
+    "results shows each variant's own.",
     "Host time": "how long Python is busy with a call or a step on a GPU, with all checks of la_core on and launches "
     "not waited for, over points with few states.",
 }
@@ -172,6 +182,7 @@ def window_blocks(rows: Sequence[Row]) -> list[Block]:
         terms.pop(name)
     return [
         *blocks,
+        *complete_tables(rows),
         *ways(rows),
         *kernel_blocks(rows),
         *notes(rows),
@@ -209,8 +220,11 @@ def summary(rows: Sequence[Row]) -> list[Block]:
         lines.append((name, *cells))
     if not lines:
         return []
-    head = ("variant", *(HEADS[column] for column, _, _ in columns))
-    return [Table(head, tuple(lines), text_columns=len(head))]
+    # Which peers: one of them may be plain torch, and no public kernel.
+    peers = fastest_peers(rows, dict.fromkeys(row.workload.name for row in rows))
+    heads = {**HEADS, "vs peer": f"{HEADS['vs peer']} ({peers})"} if peers else HEADS
+    head = ("variant", *(heads[column] for column, _, _ in columns))
+    return [Table(head, tuple(lines), text_columns=len(head)), *peers_timed(rows)]
 
 
 def window_tables(rows: Sequence[Row]) -> list[tuple[str, Table]]:
@@ -225,9 +239,10 @@ def time_tables(rows: Sequence[Row]) -> list[tuple[str, Table]]:
     tables = []
     kind = "device time" if rows[0].environment.device == "cuda" else "time"
     for heads, here in _by_heads(rows):
-        plain = [row for row in here if row.window is None and row.backend.kind == "backend"]
-        title = f"H = {heads}: {kind} of a {UNITS[here[0].workload.op or '']} in us"
-        tables.append((title, time_table(here, copy_floor_of=plain or here)))
+        op = here[0].workload.op or ""
+        title = f"H = {heads}: {kind} of a {UNITS[op]} in us"
+        recurrent = [row for row in here if row.window is None and row.backend.kind == "backend"]
+        tables.append((title, time_table(here, here if op == "commit" else recurrent, COPY_FLOORS[op])))
     return tables
 
 

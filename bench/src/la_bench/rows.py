@@ -19,7 +19,7 @@ raised. `interrupted`: Ctrl-C came first."""
 
 
 Kind = Literal["backend", "floor", "peer"]
-"""`backend`: one of la-core's. `floor`: the in-place floor. `peer`: a public kernel of others."""
+"""`backend`: one of la-core's. `floor`: the in-place floor. `peer`: a public kernel of others, or plain torch."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,8 +41,8 @@ def spread_cells(spread: Spread) -> tuple[str, str]:
 
 
 def print_line(line: str) -> None:
-    """A line of its own on stdout, unwrapped: programs read paths from there."""
-    sys.stdout.write(line + "\n")
+    """A line of its own on stdout, unwrapped: programs read paths from there. Lines of a reason are joined."""
+    sys.stdout.write(re.sub(r"\s*\n\s*", " ", line) + "\n")
 
 
 def show(table: Table) -> None:

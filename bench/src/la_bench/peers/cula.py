@@ -32,7 +32,10 @@ class CulaPeer(Peer):
         self._decode = required(self._module, "linear_attention_decode")
         self.pooled = "h0_indices[" in self.file.read_text(encoding="utf-8")
         pool = "" if self.pooled else " This version ignores s_offsets: it gets a run of neighbouring slots as states."
-        self.differs = f"float32 states [V, K], output in bfloat16, compiled anew for each B, no padding rows.{pool}"
+        self.differs = (
+            "float32 states [V, K], output in bfloat16, fast math (its own default), compiled anew for each B, no "
+            f"padding rows.{pool}"
+        )
         self._compiled_for: dict[tuple[int, ...], tuple[object, ...]] = {}
 
     def bind(self, call: DecodeCall) -> Bound:
