@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -105,6 +108,46 @@ def test_a_process_that_dies_is_an_error_and_starts_again(monkeypatch: pytest.Mo
     interpreter = Interpreter("never-heard-of")
     with pytest.raises(RuntimeError, match="the process that interprets never-heard-of ended, with status 1"):
         interpreter.run(make_call())
+
+
+WAITING = """
+import time
+import torch
+from la_bench.interpreter import Interpreter
+from la_bench.tensors import DecodeCall
+
+tokens = [torch.zeros(1, 1, 16) for _ in range(4)]
+offsets = torch.zeros(1, dtype=torch.int32)
+interpreter = Interpreter("triton")
+interpreter.run(DecodeCall(*tokens[:3], torch.zeros(1, 16, 16), offsets, torch.ones(1), tokens[3]))
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    interpreter.close()
+    print("closed")
+"""
+
+
+def test_ctrl_c_in_a_terminal_is_not_the_other_process_to_answer() -> None:
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        # A terminal sends it to all processes of the group.
+        os.killpg(program.pid, signal.SIGINT)
+        assert program.communicate(timeout=60) == ("closed\n", "")
+
+
+@pytest.mark.parametrize("kept", [4, 9, 100])
+def test_a_message_that_was_cut_off_is_the_end(kept: int) -> None:
+    whole = io.BytesIO()
+    la_bench.interpreter._send(whole, torch.ones(3))
+    whole.seek(0)
+    assert torch.equal(la_bench.interpreter._receive(whole), torch.ones(3))
+    assert la_bench.interpreter._receive(io.BytesIO(whole.getvalue()[:kept])) is None
 
 
 def test_only_loaded_backends_without_a_gpu_are_interpreted() -> None:
