@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from la_bench.errors import UsageError
-from la_bench.grid_spec import DEFAULT_GRID, DTYPE_NAMES, parse_grid
+from la_bench.grid_spec import CPU_GRID, DEFAULT_GRID, DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
 from la_bench.window_spec import DECODE, OPS
 
@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         const=(),
         metavar="H,H..xB,B..",
         help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
-        f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named; operators with a window have "
-        "smaller grids of their own)",
+        f"(default: {DEFAULT_GRID}, which is what runs on a GPU if no workloads are named; {CPU_GRID} on a CPU; "
+        "--quick and operators with a window have smaller grids of their own)",
     )
     compare.add_argument("--dtype", choices=DTYPE_NAMES, help="of q, k, v and out, of --grid (default: bfloat16)")
     compare.add_argument("--state-dtype", choices=DTYPE_NAMES, help="of --grid (default: float32)")
