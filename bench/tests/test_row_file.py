@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -224,6 +225,22 @@ def test_a_backend_that_falls_over_half_way_leaves_the_others(
     assert statuses(tmp_path / "rows.jsonl", "raising") == ["error"] * subjects
     assert statuses(tmp_path / "rows.jsonl", "ref") == ["ok"] * subjects
     assert "RuntimeError: the kernel fell over" in capsys.readouterr().out
+
+
+def test_a_report_is_that_of_one_run(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    row = make_row(grid=(8, 1))
+    verify = replace(row, workload=replace(row.workload, name="verify/H8/B1/T4/L1", op="verify"))
+    for rows, sentence in (
+        ([verify, row], "holds rows of verify and a grid of decode"),
+        ([row, verify], "holds rows of a grid of decode and verify"),
+        ([row, make_row()], "holds rows of a grid of decode and workloads"),
+        ([row, make_row(grid=(8, 2)), row], "holds two rows for ref on H8/B1 (bfloat16 tokens, float32 states, vk)"),
+    ):
+        file = tmp_path / "some.jsonl"
+        file.write_text(to_json_lines(rows))
+        assert main(["report", str(file), "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err == f"la-bench report: {file} {sentence}. Pass the rows of one run.\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_report_of_recorded_rows(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:

@@ -248,7 +248,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="what became faster, slower or wrong between two runs",
         description="Compare the rows of two runs on one machine. A row is FASTER or SLOWER if the intervals from p20 "
         "to p80 are apart, SAME if each holds the other's median, and UNCLEAR otherwise. Exit status 1 if a backend "
-        "became SLOWER or WRONG anywhere; peers and floors do not count there.",
+        "became SLOWER or WRONG or lost its time (NO TIME) anywhere; peers and floors do not count there.",
     )
     diff.add_argument("old", type=Path, metavar="OLD", help="rows.jsonl of the run before")
     diff.add_argument("new", type=Path, metavar="NEW", help="rows.jsonl of the run after")
