@@ -1,4 +1,7 @@
-"""The program `la-bench`. Exit status: 0 done, 1 a result is wrong or over its limit, 2 a wrong option, 130 Ctrl-C."""
+"""The program `la-bench`.
+
+Exit status: 0 done, 1 a result is wrong, over its limit or not written, 2 a wrong option, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 

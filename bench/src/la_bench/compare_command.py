@@ -22,7 +22,7 @@ from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
 from la_bench.report_text import STATUS_WORDS, count, error, percent, time, times
 from la_bench.report_window import window_tables
-from la_bench.row_file import RowFile
+from la_bench.row_file import RowFile, rows_in
 from la_bench.rows import Row
 from la_bench.run_compare import estimate_workload_seconds, run_compare
 from la_bench.run_grid import run_grid
@@ -70,7 +70,17 @@ def compare(options: Namespace) -> int:
     rows = _measure(plan, file)
     # Before the files: if they cannot be written, the figures are at least here.
     _show_rows(rows)
-    for path in write_report(rows, options.out, rows_are_there=file.holds(rows)):
+    try:
+        paths = write_report(rows, options.out, rows_are_there=file.holds(rows))
+    except OSError as reason:
+        kept = rows_in(file.path)
+        _complain(
+            f"{options.out}: {reason.strerror or reason}. No report was written. "
+            f"{'All' if kept == len(rows) else f'The first {kept} of'} {len(rows)} rows are in {file.path}: "
+            f"la-bench report {file.path} --out ELSEWHERE makes it of them."
+        )
+        return _exit_status(rows) or 1
+    for path in paths:
         print_line(str(path))
     return _exit_status(rows)
 

@@ -8,7 +8,7 @@ from argparse import Namespace
 from la_bench.compare_runs import change_table, check_one_run, compare_runs, read_rows, summary_table, unmatched
 from la_bench.records import present_hash, read_records, record_lines, records_folder, summary_lines
 from la_bench.terminal import filled_table, print_line, show
-from la_bench.write_report import ROWS, check_folder, write_report
+from la_bench.write_report import ROWS, check_folder, unusable, write_report
 
 
 def diff(options: Namespace) -> int:
@@ -53,8 +53,11 @@ def report(options: Namespace) -> int:
     rows = read_rows(options.rows)
     check_one_run(rows, options.rows)
     check_folder(options.out)
-    for path in write_report(
-        rows, options.out, rows_are_there=options.rows.resolve() == (options.out / ROWS).resolve()
-    ):
+    rows_are_there = options.rows.resolve() == (options.out / ROWS).resolve()
+    try:
+        paths = write_report(rows, options.out, rows_are_there=rows_are_there)
+    except OSError as reason:
+        raise unusable(options.out, reason) from reason
+    for path in paths:
         print_line(str(path))
     return 0
