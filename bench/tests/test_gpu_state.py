@@ -18,7 +18,7 @@ import la_bench.timing
 from la_bench import gpu_state
 from la_bench.cli import _parser
 from la_bench.compare_command import _grid_points, options_in_words
-from la_bench.environment import read_environment
+from la_bench.environment import git_state, read_environment
 from la_bench.gpu_state import UNKNOWN, GpuState, read_gpu
 from la_bench.grid import GRID_QUICK, GridPoint
 from la_bench.rows import Row, from_json_lines, to_json_lines
@@ -109,6 +109,26 @@ def test_the_environment_names_options_variables_and_sources(monkeypatch: pytest
     assert "LA_BACKEND=ref" in environment.variables
     assert "somebody" not in environment.variables
     assert environment.sources == {name: source_hash(name) for name in ("la_core", "la_bench")}
+
+
+@pytest.mark.parametrize(
+    ("variable", "state"),
+    [("", (None, None)), ("0123abcd", ("0123abcd", False)), ("0123abcd-dirty", ("0123abcd", True))],
+)
+def test_the_commit_can_be_handed_over_where_there_is_no_checkout(
+    variable: str, state: tuple[str | None, bool | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LA_BENCH_COMMIT", variable)
+    assert git_state(tmp_path) == state
+
+
+def test_a_checkout_knows_its_commit_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    before = git_state(here)
+    if before[0] is None:
+        pytest.skip("not a checkout")
+    monkeypatch.setenv("LA_BENCH_COMMIT", "handed-over")
+    assert git_state(here)[0] == before[0]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ def rows(make_row: MakeRow) -> list[Row]:
     return rows
 
 
+def test_a_commit_that_is_not_known_is_said_to_be(make_row: MakeRow) -> None:
+    row = make_row()
+    report = render_report([replace(row, environment=replace(row.environment, commit=None, dirty=None))])["report.md"]
+    assert "| commit | unknown |\n| dirty | unknown |\n" in report
+    assert "| cuda | none |" in report
+
+
 def test_the_same_rows_give_the_same_bytes(rows: Sequence[Row]) -> None:
     assert render_report(rows) == render_report(rows)
 
