@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,6 +180,34 @@ def test_a_report_says_that_it_was_judged_and_not_timed(
         "nothing: not timed."
     ) in report
     assert "| triton | right, not timed | - | - |" in report
+
+
+def announced(
+    arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> int:
+    """The seconds that the program says a grid on a CPU will take."""
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("la_bench.compare_command.run_grid", stop)
+    assert main(["compare", "--device", "cpu", "--out", str(out), *arguments]) == 130
+    found = re.search(r", about (\d+) s\.", capsys.readouterr().out)
+    assert found is not None
+    return int(found[1])
+
+
+def test_an_interpreter_counts_in_the_time_that_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_it, without_it, more = (
+        announced(["--grid", grid, "--backends", backends], tmp_path, monkeypatch, capsys)
+        for grid, backends in (("8x1,4", "ref,triton"), ("8x1,4", "ref"), ("8x1,4,8,16", "ref,triton"))
+    )
+    # 5 s on two idle cores, and 14 s where other programs use them as well.
+    assert 5 <= with_it <= 14
+    assert without_it <= with_it - 4
+    assert more >= with_it + 2
 
 
 def test_rows_keep_the_accuracy(make_row: Callable[..., Row]) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
-from la_bench.grid import DTYPES, GRID_FULL, GRID_QUICK, GridPoint, estimate_seconds, in_words
+from la_bench.grid import DTYPES, GRID_FULL, GRID_QUICK, GridPoint, estimate_seconds, estimate_setup_seconds, in_words
 from la_bench.grid_spec import default_grid, parse_grid
 from la_bench.option_words import option_words, pair_words
 from la_bench.peers import PEERS, select_peers
@@ -146,18 +146,20 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
 
 def _size_in_words(plan: Plan) -> str:
     """What will be run, and about how long that takes."""
-    names = [variant.name for variant in plan.variants]
+    names = [variant.name for variant in plan.variants if variant.untimed is None]
+    interpreted = len(plan.variants) - len(names)
+    seconds = estimate_setup_seconds(plan.device.type, len(plan.points or plan.workloads), interpreted)
     if plan.window is not None:
         spec = plan.window
-        seconds = sum(estimate_window_seconds(point, names, plan.effort, spec) for point in plan.points)
+        seconds += sum(estimate_window_seconds(point, names, plan.effort, spec) for point in plan.points)
         subjects = count(len(plan.points), "point")
     elif plan.points:
-        seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
+        seconds += sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
         subjects = count(len(plan.points), "point")
     else:
-        seconds = len(plan.workloads) * estimate_workload_seconds(len(names), plan.effort, plan.device.type)
+        seconds += len(plan.workloads) * estimate_workload_seconds(len(names), plan.effort, plan.device.type)
         subjects = count(len(plan.workloads), "workload")
-    return f"{subjects} x {count(len(names), 'variant')}, about {in_words(seconds)}"
+    return f"{subjects} x {count(len(plan.variants), 'variant')}, about {in_words(seconds)}"
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
