@@ -78,17 +78,26 @@ def test_rows_are_matched_by_workload_pool_and_backend(make_row: MakeRow) -> Non
     half = replace(row, workload=replace(row.workload, state_dtype="bfloat16"))
     difference = compare_runs([row, half], [half, make_row(grid=(8, 2)), make_row(backend="swift", grid=(8, 1))])
     assert [(str(change.key), change.verdict) for change in difference.changes] == [
-        ("ref on H8/B1 (bfloat16, vk)", "SAME")
+        ("ref on H8/B1 (bfloat16 tokens, bfloat16 states, vk)", "SAME")
     ]
     assert unmatched(difference) == [
-        "only in OLD: ref (float32, vk) on H8/B1",
-        "only in NEW: ref (float32, vk) on H8/B2",
-        "only in NEW: swift (float32, vk) on H8/B1",
+        "only in OLD: ref (bfloat16 tokens, float32 states, vk) on H8/B1",
+        "only in NEW: ref (bfloat16 tokens, float32 states, vk) on H8/B2",
+        "only in NEW: swift (bfloat16 tokens, float32 states, vk) on H8/B1",
     ]
+
+
+def test_rows_with_tokens_of_another_dtype_are_no_counterparts(make_row: MakeRow) -> None:
+    row = make_row(grid=(8, 1))
+    narrow = replace(row, workload=replace(row.workload, io_dtype="float16"))
+    difference = compare_runs([row], [narrow])
+    assert difference.changes == ()
+    assert unmatched(difference)[1] == "only in NEW: ref (float16 tokens, float32 states, vk) on H8/B1"
 
 
 def test_two_rows_for_one_thing(make_row: MakeRow) -> None:
-    with pytest.raises(UsageError, match=r"NEW holds two rows for ref on ring-mini-linear-2.0/medium \(float32, vk\)"):
+    sentence = r"NEW holds two rows for ref on ring-mini-linear-2.0/medium \(bfloat16 tokens, float32 states, vk\)"
+    with pytest.raises(UsageError, match=sentence):
         compare_runs([make_row()], [make_row(), make_row()])
 
 
@@ -115,8 +124,11 @@ def test_slower_and_wrong_backends_are_1(tmp_path: Path, make_row: MakeRow, caps
     files = write(tmp_path / "old", old), write(tmp_path / "new", new)
     assert main(["diff", *files]) == 1
     printed = capsys.readouterr().out
-    assert "SLOWER: slow on ring-mini-linear-2.0/medium (float32, vk)\n" in printed
-    assert "WRONG: bent on ring-mini-linear-2.0/medium (float32, vk): state of row 3 is off\n" in printed
+    assert "SLOWER: slow on ring-mini-linear-2.0/medium (bfloat16 tokens, float32 states, vk)\n" in printed
+    assert (
+        "WRONG: bent on ring-mini-linear-2.0/medium (bfloat16 tokens, float32 states, vk): state of row 3 is off\n"
+        in printed
+    )
     assert "2.67x" in printed
     assert main(["diff", *reversed(files)]) == 0
     assert "FASTER" in capsys.readouterr().out
@@ -145,6 +157,31 @@ def test_a_backend_that_is_gone_is_1(tmp_path: Path, make_row: MakeRow, capsys: 
     absent = make_row(backend="swift", status="unavailable", reason="not installed")
     assert main(["diff", old, write(tmp_path / "new", [make_row(), absent])]) == 1
     assert "NO TIME: swift on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("status", ["refused", "interrupted", "unavailable", "checked"])
+def test_a_backend_without_its_times_is_1(status: str, tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    old = [make_row(backend=name, grid=(8, B)) for B in (1, 2) for name in ("ref", "swift")]
+    new = [make_row(backend="swift", status=status, reason="no", grid=(8, B)) for B in (1, 2)]
+    files = write(tmp_path / "old", old), write(tmp_path / "new", [old[0], old[2], *new])
+    assert main(["diff", *files]) == 1
+    printed = capsys.readouterr().out
+    assert "NO TIME: swift on H8/B1 (bfloat16 tokens, float32 states, vk): no\n" in printed
+    assert "No row has a time in both runs" not in printed
+    # The other way round they are there again.
+    assert main(["diff", *reversed(files)]) == 0
+
+
+def test_a_peer_without_its_times_is_no_failure(tmp_path: Path, make_row: MakeRow) -> None:
+    peers = [make_row(backend="fla", kind="peer"), make_row(backend="fla", kind="peer", status="refused", reason="no")]
+    files = [write(tmp_path / str(n), [make_row(), row]) for n, row in enumerate(peers)]
+    assert main(["diff", *files]) == 0
+
+
+def test_two_runs_without_two_times_say_so(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    file = write(tmp_path / "rows", [make_row(status="checked", reason="judged")])
+    assert main(["diff", file, file]) == 0
+    assert "No row has a time in both runs: no times were compared.\n" in capsys.readouterr().out
 
 
 def test_a_new_backend_that_is_wrong_is_1(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:

@@ -158,6 +158,7 @@ def test_first_from_end_to_end(tmp_path: Path, capsys: Capture) -> None:
     (row,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert (row["backend"], row["source_hash"]) == ("ref", backend_facts("ref").source_hash)
     assert row["environment"]["device"] == "cpu"
+    assert row["environment"]["options"] == "--backend ref --samples 2 --device cpu"
     result = read_first_call(row)
     assert len(result.first) == len(result.later) == 2
     assert result.first == [sum(parts) for parts in zip(*result.parts.values(), strict=True)]

@@ -17,13 +17,14 @@ import la_bench.comparison
 import la_bench.timing
 from la_bench import gpu_state
 from la_bench.cli import _parser
-from la_bench.compare_command import options_in_words
-from la_bench.environment import read_environment
+from la_bench.compare_command import _grid_points, options_in_words
+from la_bench.environment import git_state, read_environment
 from la_bench.gpu_state import UNKNOWN, GpuState, read_gpu
 from la_bench.grid import GRID_QUICK, GridPoint
 from la_bench.rows import Row, from_json_lines, to_json_lines
 from la_bench.run_grid import run_grid
 from la_bench.tile_words import chosen_tiles, show_tiles
+from la_bench.tune_command import tune_words
 from la_bench.variants import BackendVariant
 from la_bench.write_report import render_report
 from la_core import DecodeProblem
@@ -111,16 +112,43 @@ def test_the_environment_names_options_variables_and_sources(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("variable", "state"),
+    [("", (None, None)), ("0123abcd", ("0123abcd", False)), ("0123abcd-dirty", ("0123abcd", True))],
+)
+def test_the_commit_can_be_handed_over_where_there_is_no_checkout(
+    variable: str, state: tuple[str | None, bool | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LA_BENCH_COMMIT", variable)
+    assert git_state(tmp_path) == state
+
+
+def test_a_checkout_knows_its_commit_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    before = git_state(here)
+    if before[0] is None:
+        pytest.skip("not a checkout")
+    monkeypatch.setenv("LA_BENCH_COMMIT", "handed-over")
+    assert git_state(here)[0] == before[0]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "",
         "--quick --grid 8,16x1,64 --peer sglang=seg_la.py --state-dtype bfloat16 --layout kv --seed 3",
+        "--grid 8x1 --dtype float16 --state-dtype float16 --device cpu",
         "--backends ref,triton --workloads ring,minicpm-sala/heavy --peers none",
     ],
 )
 def test_options_in_words_are_those_that_were_given(words: str) -> None:
     options = _parser().parse_args(["compare", *words.replace("=seg", "=/home/somebody/seg").split()])
-    assert options_in_words(options) == words
+    assert options_in_words(options, _grid_points(options, CPU)) == words
+
+
+def test_tune_names_its_options() -> None:
+    options = _parser().parse_args(["tune", "--op", "verify", "--tiles", "8,16x2", "--units", "8,16", "--overlap"])
+    words = "--op verify --backend triton --tiles 8,16x2 --layout vk --state-dtype float32 --overlap --units 8,16"
+    assert tune_words(options) == words
 
 
 def test_rows_of_a_gpu_hold_its_clocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,6 +351,11 @@ def test_wrong_options(arguments: list[str], sentence: str, capsys: pytest.Captu
     [
         ([], "cuda", 40),
         (["--quick"], "cuda", 8),
+        (["--grid"], "cuda", 40),
+        (["--grid", "--quick"], "cuda", 8),
+        (["--grid"], "cpu", 6),
+        (["--grid", "--quick"], "cpu", 2),
+        (["--grid", "--state-dtype", "bfloat16"], "cpu", 6),
         (["--quick", "--layout", "kv"], "cuda", 8),
         (["--workloads", "all"], "cuda", 0),
         (["--grid", "8x1"], "cuda", 1),

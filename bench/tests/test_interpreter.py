@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -107,6 +111,46 @@ def test_a_process_that_dies_is_an_error_and_starts_again(monkeypatch: pytest.Mo
         interpreter.run(make_call())
 
 
+WAITING = """
+import time
+import torch
+from la_bench.interpreter import Interpreter
+from la_bench.tensors import DecodeCall
+
+tokens = [torch.zeros(1, 1, 16) for _ in range(4)]
+offsets = torch.zeros(1, dtype=torch.int32)
+interpreter = Interpreter("triton")
+interpreter.run(DecodeCall(*tokens[:3], torch.zeros(1, 16, 16), offsets, torch.ones(1), tokens[3]))
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    interpreter.close()
+    print("closed")
+"""
+
+
+def test_ctrl_c_in_a_terminal_is_not_the_other_process_to_answer() -> None:
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        # A terminal sends it to all processes of the group.
+        os.killpg(program.pid, signal.SIGINT)
+        assert program.communicate(timeout=60) == ("closed\n", "")
+
+
+@pytest.mark.parametrize("kept", [4, 9, 100])
+def test_a_message_that_was_cut_off_is_the_end(kept: int) -> None:
+    whole = io.BytesIO()
+    la_bench.interpreter._send(whole, torch.ones(3))
+    whole.seek(0)
+    assert torch.equal(la_bench.interpreter._receive(whole), torch.ones(3))
+    assert la_bench.interpreter._receive(io.BytesIO(whole.getvalue()[:kept])) is None
+
+
 def test_only_loaded_backends_without_a_gpu_are_interpreted() -> None:
     kinds = {one.name: type(one) for one in backend_variants(("ref", "triton", "never-heard-of"), None)}
     assert kinds == {"ref": BackendVariant, "triton": InterpretedVariant, "never-heard-of": BackendVariant}
@@ -136,6 +180,34 @@ def test_a_report_says_that_it_was_judged_and_not_timed(
         "nothing: not timed."
     ) in report
     assert "| triton | right, not timed | - | - |" in report
+
+
+def announced(
+    arguments: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> int:
+    """The seconds that the program says a grid on a CPU will take."""
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("la_bench.compare_command.run_grid", stop)
+    assert main(["compare", "--device", "cpu", "--out", str(out), *arguments]) == 130
+    found = re.search(r", about (\d+) s\.", capsys.readouterr().out)
+    assert found is not None
+    return int(found[1])
+
+
+def test_an_interpreter_counts_in_the_time_that_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_it, without_it, more = (
+        announced(["--grid", grid, "--backends", backends], tmp_path, monkeypatch, capsys)
+        for grid, backends in (("8x1,4", "ref,triton"), ("8x1,4", "ref"), ("8x1,4,8,16", "ref,triton"))
+    )
+    # 5 s on two idle cores, and 14 s where other programs use them as well.
+    assert 5 <= with_it <= 14
+    assert without_it <= with_it - 4
+    assert more >= with_it + 2
 
 
 def test_rows_keep_the_accuracy(make_row: Callable[..., Row]) -> None:

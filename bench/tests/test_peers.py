@@ -233,9 +233,10 @@ def test_stand_ins_are_gone_after_loading(fakes: dict[str, Path]) -> None:
     [
         ("import no_such_module\n", "seg_la.py cannot be imported: ModuleNotFoundError: No module named"),
         ("raise RuntimeError('no driver')\n", "seg_la.py cannot be imported: RuntimeError: no driver"),
+        ("import sys\nsys.exit('no GPU, no kernel')\n", "seg_la.py cannot be imported: SystemExit: no GPU, no kernel"),
         ("seg_la_fwd = print\n", "seg_la.py has no SegLaMeta: another version, or another file"),
     ],
-    ids=["missing", "raises", "other"],
+    ids=["missing", "raises", "exits", "other"],
 )
 def test_a_peer_that_cannot_be_loaded_says_why(source: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "seg_la.py").write_text(source)
@@ -246,6 +247,12 @@ def test_a_peer_that_cannot_be_loaded_says_why(source: str, sentence: str, tmp_p
     variant = PeerVariant("sglang", tmp_path / "seg_la.py")
     with pytest.raises(PeerUnavailable, match=r"cannot be imported|has no"):
         variant.check(DecodeProblem.contiguous(B=1, P=2, H=1, K=128, V=128, device="cuda"), padded=False)
+
+
+def test_a_package_of_a_peer_that_exits_says_why(fakes: dict[str, Path]) -> None:
+    (fakes["fla"] / "fla" / "utils.py").write_text("raise SystemExit(3)\n")
+    assert "cannot be imported: SystemExit: 3" in str(load_peer("fla", fakes["fla"]))
+    assert "fla" not in sys.modules
 
 
 def test_a_peer_that_is_not_installed_says_how_to_pass_it(tmp_path: Path) -> None:

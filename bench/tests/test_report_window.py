@@ -189,7 +189,7 @@ def test_runs_with_other_windows_are_no_counterparts(verify: list[Row]) -> None:
     ]
     difference = compare_runs(verify, other)
     assert {str(key) for key in difference.only_new} == {
-        f"cute+window32 on verify/H64/B{B} (float32, vk)" for B in (16, 128)
+        f"cute+window32 on verify/H64/B{B} (bfloat16 tokens, float32 states, vk)" for B in (16, 128)
     }
     assert {change.verdict for change in difference.changes} == {"SAME"}
 

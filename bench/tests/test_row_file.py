@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,19 +141,55 @@ def test_a_full_disk_costs_only_the_rows_that_do_not_fit(arguments: list[str], t
     # Three rows of each subject take 5 to 8 kB: those of the first fit.
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))"
     done = run(limit, *arguments, "--out", str(tmp_path))
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 1, done.stderr
     first, last = done.stderr.strip().splitlines()
     assert f"{tmp_path}/rows.jsonl: File too large. It holds the first " in first
-    assert last.startswith("la-bench compare: --out must be a folder that can be written to")
-    assert "File too large. Pass another one." in last
     kept = from_json_lines((tmp_path / "rows.jsonl").read_text())
+    subjects = 2 if arguments is COMPARE else 3
+    assert last == (
+        f"la-bench compare: {tmp_path}: File too large. No report was written. The first {len(kept)} of {3 * subjects} "
+        f"rows are in {tmp_path}/rows.jsonl: la-bench report {tmp_path}/rows.jsonl --out ELSEWHERE makes it of them."
+    )
     assert f"the first {len(kept)} rows" in first
     assert [row.status for row in kept if row.backend.name == "ref"] == ["ok"]
     # All figures are at least on the terminal.
     for subject in WORKLOADS.split(",") if arguments is COMPARE else ["1 ", "2 ", "4 "]:
         (line,) = re.findall(rf"^{subject}.*$", done.stdout, re.MULTILINE)[:1]
         assert "ERROR" not in line
-    assert not list(tmp_path.glob("*.new"))
+    # No half of a report.
+    assert list(tmp_path.iterdir()) == [tmp_path / "rows.jsonl"]
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 1), ("interrupted", 130)])
+def test_a_report_that_does_not_fit_leaves_all_rows_and_says_how_to_go_on(
+    status: str, code: int, tmp_path: Path, make_row: MakeRow, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    rows = [make_row(), make_row("minicpm-sala/heavy", status=status, reason=None if status == "ok" else "stopped")]
+
+    def measure(*arguments: object, keep: Callable[[list[Row]], None], **options: object) -> list[Row]:
+        keep(rows)
+        return rows
+
+    whole = Path.write_text
+
+    def full(self: Path, content: str, **options: str) -> int:
+        if "html" in self.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(self, content, **options)
+
+    monkeypatch.setattr("la_bench.compare_command.run_compare", measure)
+    arguments = ["compare", "--device", "cpu", "--workloads", "ring", "--out", str(tmp_path / "report")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert main(arguments) == code
+    file = tmp_path / "report" / "rows.jsonl"
+    assert capsys.readouterr().err == (
+        f"la-bench compare: {file.parent}: No space left on device. No report was written. All 2 rows are in {file}: "
+        f"la-bench report {file} --out ELSEWHERE makes it of them.\n"
+    )
+    assert list((tmp_path / "report").iterdir()) == [file]
+    assert main(["report", str(file), "--out", str(tmp_path / "elsewhere")]) == 0
+    assert (tmp_path / "elsewhere" / "report.html").exists()
 
 
 KILLED = """
@@ -224,6 +262,22 @@ def test_a_backend_that_falls_over_half_way_leaves_the_others(
     assert statuses(tmp_path / "rows.jsonl", "raising") == ["error"] * subjects
     assert statuses(tmp_path / "rows.jsonl", "ref") == ["ok"] * subjects
     assert "RuntimeError: the kernel fell over" in capsys.readouterr().out
+
+
+def test_a_report_is_that_of_one_run(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:
+    row = make_row(grid=(8, 1))
+    verify = replace(row, workload=replace(row.workload, name="verify/H8/B1/T4/L1", op="verify"))
+    for rows, sentence in (
+        ([verify, row], "holds rows of verify and a grid of decode"),
+        ([row, verify], "holds rows of a grid of decode and verify"),
+        ([row, make_row()], "holds rows of a grid of decode and workloads"),
+        ([row, make_row(grid=(8, 2)), row], "holds two rows for ref on H8/B1 (bfloat16 tokens, float32 states, vk)"),
+    ):
+        file = tmp_path / "some.jsonl"
+        file.write_text(to_json_lines(rows))
+        assert main(["report", str(file), "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err == f"la-bench report: {file} {sentence}. Pass the rows of one run.\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_report_of_recorded_rows(tmp_path: Path, make_row: MakeRow, capsys: Capture) -> None:

@@ -196,7 +196,8 @@ def test_the_usual_units_suit_the_heads() -> None:
 
 def in_turn(backends: Mapping[str, TunableBackend], out: Path | None, measure: Measure = made_up_times) -> int:
     points = tune_points((4, 8), torch.float32, "vk", "cpu", heads=4)
-    return tune_in_turn(backends, points, CPU, overlap=False, measure=measure, out=out)
+    environment = read_environment(CPU, seed=0, quick=False)
+    return tune_in_turn(backends, points, CPU, environment, overlap=False, measure=measure, out=out)
 
 
 class GoodTiles(RefWithTiles):

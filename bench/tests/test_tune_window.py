@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import la_bench.grid
+from la_bench.environment import read_environment
 from la_bench.grid import GridPoint
 from la_bench.timing import Lap, Timing
 from la_bench.tune import tune, tune_points
@@ -145,15 +146,16 @@ def test_a_table_for_each_window_and_one_file(tmp_path: Path, capsys: pytest.Cap
         def candidates(self, problem: AnyProblem) -> Sequence[Hashable]:
             return super().candidates(problem)[:2]
 
-    status = tune_in_turn(
-        {"ref": Good()}, points, CPU, overlap=False, measure=made_up_times, out=out, specs=specs, wanted=((8, 4),)
-    )
+    environment = read_environment(CPU, seed=0, quick=False, options="--op verify --window 4,8")
+    options: dict[str, Any] = {"overlap": False, "specs": specs, "wanted": ((8, 4),)}
+    status = tune_in_turn({"ref": Good()}, points, CPU, environment, measure=made_up_times, out=out, **options)
     assert status == 0
     printed = re.sub(r"\s+", " ", capsys.readouterr().out)
     for places in (4, 8):
         assert f"tiles of ref, verify of 2 drafts with {places} places, float32, vk, 4 heads" in printed
         assert f"the shortest choice for ref, verify of 2 drafts with {places} places within 2% of the best" in printed
     rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["environment"]["options"] for row in rows} == {"--op verify --window 4,8"}
     # 8 KiB in 4 warps, and the present choice.
     assert [(row["op"], row["places"], row["drafts"], row["tiles"]["block_v"]) for row in rows] == [
         ("verify", places, 2, rows_of_v) for places in (4, 8) for rows_of_v in (32, 16)

@@ -316,7 +316,7 @@ def test_a_run_from_end_to_end(op: str, tmp_path: Path, capsys: pytest.CaptureFi
     plot = {"deferred": "time_over_recurrent", "verify": "time_over_commit", "commit": "time_over_folds"}[op]
     assert (tmp_path / f"{plot}.svg").exists()
     rows = from_json_lines((tmp_path / "rows.jsonl").read_text())
-    assert {row.environment.options for row in rows} == {f"--quick --op {op} --grid 2x1,4 --backends ref"}
+    assert {row.environment.options for row in rows} == {f"--quick --op {op} --grid 2x1,4 --backends ref --device cpu"}
     assert render_report(rows)["report.html"] == (tmp_path / "report.html").read_text()
     assert main(["report", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "report.md").read_text() == (tmp_path / "report.md").read_text()
@@ -329,12 +329,14 @@ def test_a_run_from_end_to_end(op: str, tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "words"),
     [
         (["--grid"], "--grid 8,16,32,64x1,2,4,8,16,32,64,128,256,512"),
-        (["--op", "deferred", "--grid", "--window", "3,7"], "--op deferred --window 3,7"),
+        (["--grid", "--quick"], "--quick --grid 8,64x1,8,64,256"),
+        (["--op", "deferred", "--grid", "--window", "3,7"], "--op deferred --window 3,7 --grid 8,64x1,16,64,128,256"),
         (["--op", "verify", "--drafts", "2", "--layers", "9"], "--op verify --drafts 2 --layers 9"),
     ],
 )
 def test_rows_name_the_options(arguments: list[str], words: str) -> None:
-    assert options_in_words(_parser().parse_args(["compare", *arguments])) == words
+    options = _parser().parse_args(["compare", *arguments])
+    assert options_in_words(options, _grid_points(options, torch.device("cuda"))) == words
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The program `la-bench`. Exit status: 0 done, 1 a result is wrong or over its limit, 2 a wrong option, 130 Ctrl-C."""
+"""The program `la-bench`.
+
+Exit status: 0 done, 1 a result is wrong, over its limit or not written, 2 a wrong option, 130 Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from la_bench.errors import UsageError
-from la_bench.grid_spec import DEFAULT_GRID, DTYPE_NAMES, parse_grid
+from la_bench.grid_spec import CPU_GRID, DEFAULT_GRID, DTYPE_NAMES, parse_grid
 from la_bench.version import __version__
 from la_bench.window_spec import DECODE, OPS
 
@@ -102,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         const=(),
         metavar="H,H..xB,B..",
         help="instead of workloads: full batches of all these heads and rows, K = V = 128, slots in random order "
-        f"(default: {DEFAULT_GRID}; on a GPU that is what runs if no workloads are named; operators with a window have "
-        "smaller grids of their own)",
+        f"(default: {DEFAULT_GRID}, which is what runs on a GPU if no workloads are named; {CPU_GRID} on a CPU; "
+        "--quick and operators with a window have smaller grids of their own)",
     )
     compare.add_argument("--dtype", choices=DTYPE_NAMES, help="of q, k, v and out, of --grid (default: bfloat16)")
     compare.add_argument("--state-dtype", choices=DTYPE_NAMES, help="of --grid (default: float32)")
@@ -248,7 +251,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="what became faster, slower or wrong between two runs",
         description="Compare the rows of two runs on one machine. A row is FASTER or SLOWER if the intervals from p20 "
         "to p80 are apart, SAME if each holds the other's median, and UNCLEAR otherwise. Exit status 1 if a backend "
-        "became SLOWER or WRONG anywhere; peers and floors do not count there.",
+        "became SLOWER or WRONG or lost its time (NO TIME) anywhere; peers and floors do not count there.",
     )
     diff.add_argument("old", type=Path, metavar="OLD", help="rows.jsonl of the run before")
     diff.add_argument("new", type=Path, metavar="NEW", help="rows.jsonl of the run after")

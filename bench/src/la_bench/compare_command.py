@@ -14,14 +14,15 @@ from rich.table import Table
 from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import require_cuda
-from la_bench.grid import DTYPES, GRID_FULL, GRID_QUICK, GridPoint, estimate_seconds, in_words
-from la_bench.grid_spec import DEFAULT_GRID, QUICK_GRID, parse_grid
+from la_bench.grid import DTYPES, GRID_FULL, GRID_QUICK, GridPoint, estimate_seconds, estimate_setup_seconds, in_words
+from la_bench.grid_spec import default_grid, parse_grid
+from la_bench.option_words import option_words, pair_words
 from la_bench.peers import PEERS, select_peers
 from la_bench.report_content import kernel_table
 from la_bench.report_grid import host_table, time_table
 from la_bench.report_text import STATUS_WORDS, count, error, percent, time, times
 from la_bench.report_window import window_tables
-from la_bench.row_file import RowFile
+from la_bench.row_file import RowFile, rows_in
 from la_bench.rows import Row
 from la_bench.run_compare import estimate_workload_seconds, run_compare
 from la_bench.run_grid import run_grid
@@ -69,7 +70,17 @@ def compare(options: Namespace) -> int:
     rows = _measure(plan, file)
     # Before the files: if they cannot be written, the figures are at least here.
     _show_rows(rows)
-    for path in write_report(rows, options.out, rows_are_there=file.holds(rows)):
+    try:
+        paths = write_report(rows, options.out, rows_are_there=file.holds(rows))
+    except OSError as reason:
+        kept = rows_in(file.path)
+        _complain(
+            f"{options.out}: {reason.strerror or reason}. No report was written. "
+            f"{'All' if kept == len(rows) else f'The first {kept} of'} {len(rows)} rows are in {file.path}: "
+            f"la-bench report {file.path} --out ELSEWHERE makes it of them."
+        )
+        return _exit_status(rows) or 1
+    for path in paths:
         print_line(str(path))
     return _exit_status(rows)
 
@@ -94,7 +105,8 @@ def _plan(options: Namespace, device: torch.device) -> Plan:
     else:
         variants = window_variants(backends, spec, arch)
     variants += peer_variants(peers, paths)
-    environment = read_environment(device, seed=options.seed, quick=options.quick, options=options_in_words(options))
+    words = options_in_words(options, points)
+    environment = read_environment(device, seed=options.seed, quick=options.quick, options=words)
     quick, full = (GRID_QUICK, GRID_FULL) if points else (QUICK, FULL[device.type])
     return Plan(device, points, names, variants, environment, quick if options.quick else full, spec)
 
@@ -134,18 +146,20 @@ def _measure(plan: Plan, file: RowFile) -> list[Row]:
 
 def _size_in_words(plan: Plan) -> str:
     """What will be run, and about how long that takes."""
-    names = [variant.name for variant in plan.variants]
+    names = [variant.name for variant in plan.variants if variant.untimed is None]
+    interpreted = len(plan.variants) - len(names)
+    seconds = estimate_setup_seconds(plan.device.type, len(plan.points or plan.workloads), interpreted)
     if plan.window is not None:
         spec = plan.window
-        seconds = sum(estimate_window_seconds(point, names, plan.effort, spec) for point in plan.points)
+        seconds += sum(estimate_window_seconds(point, names, plan.effort, spec) for point in plan.points)
         subjects = count(len(plan.points), "point")
     elif plan.points:
-        seconds = sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
+        seconds += sum(estimate_seconds(point, names, plan.effort) for point in plan.points)
         subjects = count(len(plan.points), "point")
     else:
-        seconds = len(plan.workloads) * estimate_workload_seconds(len(names), plan.effort, plan.device.type)
+        seconds += len(plan.workloads) * estimate_workload_seconds(len(names), plan.effort, plan.device.type)
         subjects = count(len(plan.workloads), "workload")
-    return f"{subjects} x {count(len(names), 'variant')}, about {in_words(seconds)}"
+    return f"{subjects} x {count(len(plan.variants), 'variant')}, about {in_words(seconds)}"
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
@@ -181,26 +195,15 @@ def _exit_status(rows: Sequence[Row]) -> int:
     return 1 if statuses & {"failed", "error"} or not ran else 0
 
 
-def options_in_words(options: Namespace) -> str:
+def options_in_words(options: Namespace, points: Sequence[GridPoint]) -> str:
     """The options that decide what is measured; of a path the last part, since rows are made to be shown around."""
-    words = ["--quick"] if options.quick else []
-    if options.op != DECODE:
-        words += ["--op", options.op]
-        words += ["--window", ",".join(map(str, options.window))] if options.window else []
-        for name, number in (("drafts", options.drafts), ("layers", options.layers)):
-            words += [f"--{name}", str(number)] if number else []
-    grid = parse_grid(DEFAULT_GRID) if options.grid == () and options.op == DECODE else options.grid
-    if grid:
-        heads, rows = (dict.fromkeys(str(pair[n]) for pair in grid) for n in (0, 1))
-        words += ["--grid", f"{','.join(heads)}x{','.join(rows)}"]
-    for name in ("backends", "workloads", "peers"):
-        if getattr(options, name):
-            words += [f"--{name}", ",".join(getattr(options, name))]
+    words = option_words(options, "quick", "op", "window", "drafts", "layers")
+    if options.grid is not None:
+        words += pair_words("grid", [(point.H, point.B) for point in points])
+    words += option_words(options, "backends", "workloads", "peers")
     for name, path in options.peer:
         words += ["--peer", f"{name}={path.name}"]
-    for name, value in (("state-dtype", options.state_dtype), ("layout", options.layout), ("seed", options.seed)):
-        if value:
-            words += [f"--{name}", str(value)]
+    words += option_words(options, "dtype", "state-dtype", "layout", "seed", "device")
     return " ".join(words)
 
 
@@ -223,7 +226,7 @@ def _grid_points(options: Namespace, device: torch.device) -> list[GridPoint]:
             raise UsageError("--workloads belong to --op decode: operators with a window run on a grid. Pass --grid.")
         grid = grid or parse_grid(_window_grid(options, device))
     elif grid == () or (grid is None and device.type == "cuda" and not options.workloads):
-        grid = parse_grid(QUICK_GRID if options.quick and grid is None else DEFAULT_GRID)
+        grid = parse_grid(default_grid(device.type, quick=options.quick))
     if grid is None:
         if options.dtype or options.state_dtype or options.layout:
             raise UsageError("--dtype, --state-dtype and --layout belong to --grid; models have theirs. Pass it too.")

@@ -28,7 +28,7 @@ Verdict = Literal["SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TI
 and now refused, unavailable or interrupted. `TIME NOW`: timed, and not before."""
 
 VERDICTS: tuple[Verdict, ...] = ("SAME", "FASTER", "SLOWER", "UNCLEAR", "WRONG", "NO TIME", "TIME NOW")
-BAD: tuple[Verdict, ...] = ("SLOWER", "WRONG")
+BAD: tuple[Verdict, ...] = ("SLOWER", "WRONG", "NO TIME")
 RIGHT_STATUS, WRONG_STATUS = ("ok", "checked"), ("failed", "error")
 
 
@@ -42,8 +42,13 @@ class RowKey:
     layout: str
     backend: str
 
+    @property
+    def kind(self) -> str:
+        """Dtypes and layout, in words."""
+        return f"{self.io_dtype} tokens, {self.state_dtype} states, {self.layout}"
+
     def __str__(self) -> str:
-        return f"{self.backend} on {self.workload} ({self.state_dtype}, {self.layout})"
+        return f"{self.backend} on {self.workload} ({self.kind})"
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,17 @@ class Difference:
 
     @property
     def bad(self) -> tuple[Change, ...]:
-        """Backends that became slower, wrong or unavailable. Peers and floors that did tell of the machine, not of this
-        project.
+        """Backends that became slower or wrong or have no time any more. Peers and floors that did tell of the machine,
+        not of this project.
         """
         return tuple(
-            change
-            for change in self.changes
-            if change.new.backend.kind == "backend"
-            and (change.verdict in BAD or (change.verdict == "NO TIME" and change.new.status == "unavailable"))
+            change for change in self.changes if change.new.backend.kind == "backend" and change.verdict in BAD
         )
+
+    @property
+    def any_times(self) -> bool:
+        """Whether a row has a time in both runs."""
+        return any(change.old.result and change.new.result for change in self.changes)
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -100,6 +107,20 @@ def read_rows(file: Path) -> list[Row]:
     if cut_off(text):
         sys.stderr.write(f"{file}: its last row was cut off, and is left out.\n")
     return rows
+
+
+def check_one_run(rows: Sequence[Row], file: Path) -> None:
+    """See that the rows of a file can stand in one report.
+
+    Raises
+    ------
+    UsageError
+        They are of several operators, of a grid and of workloads, or one is there twice.
+    """
+    kinds = dict.fromkeys(row.workload.op or ("a grid of decode" if row.workload.grid else "workloads") for row in rows)
+    if len(kinds) > 1:
+        raise UsageError(f"{file} holds rows of {' and '.join(kinds)}. Pass the rows of one run.")
+    _by_key(rows, str(file))
 
 
 def compare_runs(
@@ -184,11 +205,11 @@ def unmatched(difference: Difference) -> list[str]:
     """Rows of one run only, a sentence for each backend."""
     lines = []
     for which, keys in (("OLD", difference.only_old), ("NEW", difference.only_new)):
-        by_backend: dict[tuple[str, str, str], list[str]] = {}
+        by_backend: dict[tuple[str, str], list[str]] = {}
         for key in keys:
-            by_backend.setdefault((key.backend, key.state_dtype, key.layout), []).append(key.workload)
-        for (backend, dtype, layout), workloads in by_backend.items():
-            lines.append(f"only in {which}: {backend} ({dtype}, {layout}) on {listing(workloads)}")
+            by_backend.setdefault((key.backend, key.kind), []).append(key.workload)
+        for (backend, kind), workloads in by_backend.items():
+            lines.append(f"only in {which}: {backend} ({kind}) on {listing(workloads)}")
     return lines
 
 

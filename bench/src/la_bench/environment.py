@@ -29,7 +29,7 @@ class Environment:
     cache_bytes
         Size of the last-level cache (CPU) or of L2 (GPU); None if unknown.
     commit, dirty
-        Of the git checkout this package lies in; None outside of one.
+        Of the git checkout this package lies in; None outside of one, unless they are handed over.
     triton, cutlass_dsl
         Versions of the compilers of kernels; None where they are not installed, and in rows from before they were kept,
         as are all that follow.
@@ -68,6 +68,9 @@ class Environment:
     variables: str | None = None
     sources: dict[str, str | None] | None = None
 
+
+NOT_KNOWN = ("commit", "dirty", "cache_bytes")
+"""Facts of which None says that nobody could tell, and not that there is no such thing."""
 
 VARIABLES = (
     *("LA_BACKEND", "LA_CHECK_OFFSETS", "LA_CUTE_PREBUILT", "TRITON_INTERPRET", "NVIDIA_TF32_OVERRIDE"),
@@ -146,15 +149,17 @@ def last_level_cache() -> int | None:
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """Commit of this project's checkout around `folder`, and whether any tracked or new file differs from it.
 
-    None for both outside of a checkout, also if an environment lies in the checkout of another project.
+    Outside of a checkout, also if an environment lies in that of another project, they are what `LA_BENCH_COMMIT` hands
+    over, a commit that ends in `-dirty` where files differ. Without it both are None.
     """
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel"))
-        if not (root / "bench" / "src" / "la_bench").is_dir():
-            return None, None
-        return _git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain"))
+        if (root / "bench" / "src" / "la_bench").is_dir():
+            return _git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
-        return None, None
+        pass
+    told = os.environ.get("LA_BENCH_COMMIT")
+    return (told.removesuffix("-dirty"), told.endswith("-dirty")) if told else (None, None)
 
 
 def _git(folder: Path, *arguments: str) -> str:

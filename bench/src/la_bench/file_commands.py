@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from argparse import Namespace
 
-from la_bench.compare_runs import change_table, compare_runs, read_rows, summary_table, unmatched
+from la_bench.compare_runs import change_table, check_one_run, compare_runs, read_rows, summary_table, unmatched
 from la_bench.records import present_hash, read_records, record_lines, records_folder, summary_lines
 from la_bench.terminal import filled_table, print_line, show
-from la_bench.write_report import ROWS, check_folder, write_report
+from la_bench.write_report import ROWS, check_folder, unusable, write_report
 
 
 def diff(options: Namespace) -> int:
@@ -29,6 +29,8 @@ def diff(options: Namespace) -> int:
         print_line(f"{change.verdict}: {change.key}{f': {change.new.reason}' if change.new.reason else ''}")
     for fault in difference.faults:
         print_line(fault)
+    if difference.changes and not difference.any_times:
+        print_line("No row has a time in both runs: no times were compared.")
     if not difference.changes:
         print_line("No row of OLD has a counterpart in NEW: nothing was compared.")
     return 1 if difference.bad or difference.faults or not difference.changes else 0
@@ -49,9 +51,13 @@ def records(options: Namespace) -> int:
 def report(options: Namespace) -> int:
     """`la-bench report`."""
     rows = read_rows(options.rows)
+    check_one_run(rows, options.rows)
     check_folder(options.out)
-    for path in write_report(
-        rows, options.out, rows_are_there=options.rows.resolve() == (options.out / ROWS).resolve()
-    ):
+    rows_are_there = options.rows.resolve() == (options.out / ROWS).resolve()
+    try:
+        paths = write_report(rows, options.out, rows_are_there=rows_are_there)
+    except OSError as reason:
+        raise unusable(options.out, reason) from reason
+    for path in paths:
         print_line(str(path))
     return 0

@@ -11,6 +11,7 @@ from la_bench.errors import UsageError
 from la_bench.first_call import first_json_lines, first_table, measure_first, select_modes
 from la_bench.first_call_process import SIZE, B, H, P
 from la_bench.gpu_timing import require_cuda
+from la_bench.option_words import option_words
 from la_bench.terminal import filled_table, print_line, progress_bar, show
 from la_bench.variants import backend_facts
 from la_bench.write_report import check_file, write_file
@@ -26,7 +27,8 @@ def first(options: Namespace) -> int:
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
     package = _package(options.backend, device)
     modes = select_modes(options.backend, options.modes)
-    environment = read_environment(device, seed=0, quick=False)
+    words = " ".join(option_words(options, "backend", "modes", "samples", "device"))
+    environment = read_environment(device, seed=0, quick=False, options=words)
     if options.out is not None:
         check_file(options.out)
     with progress_bar() as progress:

@@ -108,6 +108,12 @@ COPY_S = 2.5e-3
 COMPILE_S = {"cula": 3.0}
 """Of each point, for variants that compile anew for each batch size."""
 
+RUN_S = {"cpu": 2.0, "cuda": 0.0}
+"""Of each run on a CPU: the pool, what the first calls import, and the report."""
+
+INTERPRETER_S, INTERPRETED_S = 3.0, 1.0
+"""Of a backend that is judged under its interpreter: its process, and each point or workload."""
+
 HEAVY = {"torch-naive": 6.0, "ref": 8.0}
 """Times the bytes that others move."""
 
@@ -118,6 +124,11 @@ def estimate_seconds(point: GridPoint, variants: Sequence[str], effort: Effort, 
     per_round = launches * sum(lap * HEAVY.get(name, 1.0) for name in variants) + COPY_S
     fixed = sum(FIXED_S + launches * point.calls * CAPTURE_S + COMPILE_S.get(name, 0.0) for name in variants)
     return fixed + effort.rounds(per_round) * per_round
+
+
+def estimate_setup_seconds(device_type: str, subjects: int, interpreted: int) -> float:
+    """About how long a run takes beside its timed variants, of which some are judged under an interpreter instead."""
+    return RUN_S[device_type] + interpreted * (INTERPRETER_S + subjects * INTERPRETED_S)
 
 
 def in_words(seconds: float) -> str:

@@ -68,6 +68,8 @@ class Interpreter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **INTERPRETERS[self.backend][1]},
+                # A terminal sends Ctrl-C to the whole group of processes, and that is this program's to answer.
+                start_new_session=True,
             )
         process = self._process
         assert process.stdin is not None
@@ -183,10 +185,11 @@ def _send(target: IO[bytes], message: object) -> None:
 
 def _receive(source: IO[bytes]) -> Any:
     """The next message; None at the end."""
-    size = source.read(8)
-    if len(size) < 8:
+    size = int.from_bytes(source.read(8), "little")
+    content = source.read(size)
+    if not content or len(content) < size:
+        # Also what Ctrl-C left of one that was being sent.
         return None
-    content = source.read(int.from_bytes(size, "little"))
     return torch.load(io.BytesIO(content), weights_only=True)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
+from la_bench.environment import NOT_KNOWN
 from la_bench.grid_plots import host_bars
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
 from la_bench.report_plots import accuracy_plot, share_plot, time_plot
@@ -428,7 +429,8 @@ def not_run(rows: Sequence[Row]) -> list[Block]:
 def environment_blocks(rows: Sequence[Row]) -> list[Block]:
     """Where and with what the run happened."""
     facts = [asdict(row.environment) for row in rows]
-    table = [(name, ", ".join(_names(_plain(one[name]) for one in facts))) for name in facts[0] if name != "sources"]
+    names = [name for name in facts[0] if name != "sources"]
+    table = [(name, ", ".join(_names(_plain(one[name], name) for one in facts))) for name in names]
     for name, values in (
         ("sm_mhz while timed", [result.sm_mhz for _, result in ok_rows(rows)]),
         ("memory_mhz while timed", [result.memory_mhz for _, result in ok_rows(rows)]),
@@ -479,9 +481,9 @@ def _names(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def _plain(value: object) -> str:
+def _plain(value: object, name: str) -> str:
     if value is None:
-        return "none"
+        return "unknown" if name in NOT_KNOWN else "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

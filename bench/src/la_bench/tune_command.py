@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from rich.progress import Progress, TaskID
 
-from la_bench.environment import read_environment
+from la_bench.environment import Environment, read_environment
 from la_bench.errors import UsageError
 from la_bench.gpu_timing import GraphTimer, require_cuda
 from la_bench.grid import DTYPES, GridPoint
+from la_bench.option_words import option_words, pair_words
 from la_bench.report_text import count
 from la_bench.run_compare import short
 from la_bench.terminal import filled_table, print_line, progress_bar, show
@@ -51,6 +52,7 @@ def tune(options: Namespace) -> int:
     if options.out is not None:
         check_file(options.out)
     timer, copy = GraphTimer(), CopyProbe(device)
+    environment = read_environment(device, seed=0, quick=False, options=tune_words(options))
 
     def measure(laps: Mapping[str, Lap]) -> Timing:
         return timer.time(laps, copy, EFFORT, lambda done: None)
@@ -59,12 +61,20 @@ def tune(options: Namespace) -> int:
         backends,
         points,
         device,
+        environment,
         specs=specs,
         wanted=options.tiles,
         overlap=options.overlap,
         measure=measure,
         out=options.out,
     )
+
+
+def tune_words(options: Namespace) -> str:
+    """The options that decide what is measured."""
+    words = option_words(options, "op", "window", "drafts", "backend")
+    words += pair_words("tiles", options.tiles)
+    return " ".join(words + option_words(options, "layout", "state-dtype", "overlap", "units", "heads"))
 
 
 def window_specs(options: Namespace) -> list[WindowSpec | None]:
@@ -87,6 +97,7 @@ def tune_in_turn(
     backends: Mapping[str, TunableBackend],
     points: Sequence[GridPoint],
     device: torch.device,
+    environment: Environment,
     *,
     overlap: bool,
     measure: Measure,
@@ -98,7 +109,6 @@ def tune_in_turn(
 
     What one backend raises leaves the others; Ctrl-C ends the run and keeps what is done.
     """
-    environment = read_environment(device, seed=0, quick=False)
     lines, failed = "", False
     jobs = [(_subject(backend, spec), backend, spec) for backend in backends for spec in specs]
     for number, (name, key, spec) in enumerate(jobs):

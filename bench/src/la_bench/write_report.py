@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from la_bench.errors import UsageError
@@ -42,7 +42,7 @@ def check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as reason:
-        raise _unusable(folder, reason) from reason
+        raise unusable(folder, reason) from reason
 
 
 def write_report(rows: Sequence[Row], folder: Path, *, rows_are_there: bool = False) -> list[Path]:
@@ -52,21 +52,15 @@ def write_report(rows: Sequence[Row], folder: Path, *, rows_are_there: bool = Fa
 
     Raises
     ------
-    UsageError
-        A file cannot be written.
+    OSError
+        A file cannot be written. Then none is but that of the rows, if it could be.
     """
-    paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not rows_are_there:
-            _write(folder / ROWS, to_json_lines(rows))
-        for name, content in render_report(rows).items():
-            if name != ROWS:
-                _write(folder / name, content)
-            paths.append(folder / name)
-    except OSError as reason:
-        raise _unusable(folder, reason) from reason
-    return paths
+    folder.mkdir(parents=True, exist_ok=True)
+    if not rows_are_there:
+        _write({folder / ROWS: to_json_lines(rows)})
+    files = {folder / name: content for name, content in render_report(rows).items()}
+    _write({file: content for file, content in files.items() if file.name != ROWS})
+    return list(files)
 
 
 def check_file(file: Path) -> None:
@@ -82,7 +76,7 @@ def check_file(file: Path) -> None:
         with file.open("a", encoding="utf-8"):
             pass
     except OSError as reason:
-        raise _unusable(file, reason, "file") from reason
+        raise unusable(file, reason, "file") from reason
 
 
 def write_file(file: Path, content: str) -> None:
@@ -94,26 +88,30 @@ def write_file(file: Path, content: str) -> None:
         It cannot be written.
     """
     try:
-        _write(file, content)
+        _write({file: content})
     except OSError as reason:
-        raise _unusable(file, reason, "file") from reason
+        raise unusable(file, reason, "file") from reason
 
 
-def _write(file: Path, content: str) -> None:
-    """Write a file whole or not at all: a disk that is full must not cost what was there before."""
-    if file.exists() and not file.is_file():
-        # A device or a pipe cannot be replaced.
-        file.write_text(content, encoding="utf-8", newline="\n")
-        return
-    new = file.with_name(file.name + ".new")
-    try:
-        new.write_text(content, encoding="utf-8", newline="\n")
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _unusable(path: Path, reason: OSError, kind: str = "folder") -> UsageError:
+def unusable(path: Path, reason: OSError, kind: str = "folder") -> UsageError:
+    """What to say of an output that cannot be written."""
     return UsageError(
         f"--out must be a {kind} that can be written to; {path}: {reason.strerror or reason}. Pass another one."
     )
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """Write files whole, and all or none of them: a disk that is full must not cost what was there before."""
+    finished = {}
+    try:
+        for file, content in files.items():
+            new = file
+            # A device or a pipe cannot be replaced.
+            if file.is_file() or not file.exists():
+                new = finished[file] = file.with_name(file.name + ".new")
+            new.write_text(content, encoding="utf-8", newline="\n")
+        for file, new in finished.items():
+            new.replace(file)
+    finally:
+        for new in finished.values():
+            new.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ def load_file(peer: str, file: Path, stand_ins: Mapping[str, ModuleType]) -> Mod
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as reason:
+        except (Exception, SystemExit) as reason:
             del sys.modules[name]
             raise PeerUnavailable(_why(file, reason)) from reason
     return module
@@ -65,7 +65,7 @@ def load_from_package(root: Path, module: str, bare: Sequence[str]) -> ModuleTyp
         vars(sys.modules[name])["__version__"] = "0"
     try:
         return importlib.import_module(module)
-    except Exception as reason:
+    except (Exception, SystemExit) as reason:
         for name in added:
             del sys.modules[name]
         raise PeerUnavailable(_why(root.joinpath(*module.split(".")), reason)) from reason
@@ -86,7 +86,7 @@ def module_with(name: str, **contents: object) -> ModuleType:
     return module
 
 
-def _why(file: Path, reason: Exception) -> str:
+def _why(file: Path, reason: Exception | SystemExit) -> str:
     return f"{file} cannot be imported: {type(reason).__name__}: {reason}"
 
 
