@@ -330,7 +330,7 @@ def test_a_run_from_end_to_end(op: str, tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["--grid"], "--grid 8,16,32,64x1,2,4,8,16,32,64,128,256,512"),
         (["--grid", "--quick"], "--quick --grid 8,64x1,8,64,256"),
-        (["--op", "deferred", "--grid", "--window", "3,7"], "--op deferred --window 3,7 --grid 8,64x1,16,64,128,256"),
+        (["--op", "deferred", "--grid", "--window", "3,7"], "--op deferred --window 3,7 --grid 8,32,64x1,64,128,512"),
         (["--op", "verify", "--drafts", "2", "--layers", "9"], "--op verify --drafts 2 --layers 9"),
     ],
 )
@@ -342,7 +342,7 @@ def test_rows_name_the_options(arguments: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "device", "points"),
     [
-        (["--op", "deferred"], "cuda", 10),
+        (["--op", "deferred"], "cuda", 12),
         (["--op", "deferred", "--quick"], "cuda", 6),
         (["--op", "verify", "--grid"], "cuda", 4),
         (["--op", "commit", "--quick"], "cuda", 2),

@@ -12,7 +12,7 @@ OPS = (DECODE, "deferred", "verify", "commit")
 WINDOW_OPS = OPS[1:]
 
 GRIDS = {
-    "deferred": "8,32,64x1,16,64,128,512",
+    "deferred": "8,32,64x1,64,128,512",
     "verify": "64x16,32,64,128",
     "commit": "64x16,32,64,128",
 }
