@@ -112,11 +112,14 @@ def test_a_process_that_dies_is_an_error_and_starts_again(monkeypatch: pytest.Mo
 
 
 WAITING = """
+import signal
 import time
 import torch
 from la_bench.interpreter import Interpreter
 from la_bench.tensors import DecodeCall
 
+# Not so where the tests run in the background of a shell.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tokens = [torch.zeros(1, 1, 16) for _ in range(4)]
 offsets = torch.zeros(1, dtype=torch.int32)
 interpreter = Interpreter("triton")
