@@ -82,7 +82,7 @@ def test_accepted_as_number_and_as_tensor_in_any_order(windows: WindowTarget) ->
 def test_rooms_in_both_orders(windows: WindowTarget) -> None:
     for rooms in ((None, 1, 2, 3, 4), (4, 3, 2, 1, None)):
         for room in rooms:
-            for base in (FOLD, CLEAR):
+            for base in (FOLD, CLEAR, COMMIT, LAYERS, ADVANCE):
                 windows.assert_conforms(windows.fit(replace(base, room=room, **SMALL)))
 
 

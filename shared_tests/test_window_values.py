@@ -72,7 +72,7 @@ def window_cases(draw: st.DrawFn) -> WindowCase:
         offsets_dtype=draw(st.sampled_from((torch.int32, torch.int64))),
         offsets=offsets,
         counts_dtype=draw(st.sampled_from((None, torch.int32, torch.int64))),
-        room=draw(st.one_of(st.none(), st.integers(1, N))) if op in ("fold", "clear") else None,
+        room=draw(st.one_of(st.none(), st.integers(1, N))) if op not in ("decode", "verify") else None,
         state_layout=draw(st.sampled_from(("vk", "kv"))),
         softmax_scale=draw(st.one_of(st.none(), st.sampled_from((0.0, 1.0)), st.floats(-4, 4))),
         decays=draw(st.one_of(st.none(), st.tuples(*[st.sampled_from((0.0, 0.01, 1.0, 40.0, 1000.0))] * heads))),

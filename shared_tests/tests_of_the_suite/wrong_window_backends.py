@@ -66,6 +66,7 @@ FAULTS = {
     "clear_ignores_room": "clear empties windows that have room",
     "fold_ignores_room": "fold writes states whose window has room",
     "room_off_by_one": "a window that has just enough room is folded and cleared",
+    "room_off_by_one_with_accepted": "commit and advance treat a window that has just enough room as one that lacks it",
     "room_of_pending_alone": "commit and advance with room do not count the accepted tokens",
     "advance_ignores_room": "a window that has been committed for lack of room is not cleared",
     "commit_ignores_accepted": "only pending tokens come in",
@@ -187,7 +188,8 @@ class WrongWindowBackend(WrongBackend):
                 ring = self._ring(b, slot, s_offsets, problem.P)
                 pending = len(self._places(its_window, ring, N))
                 drafts = 0 if fault == "commit_ignores_accepted" else self._count(accepted, b, N - pending)
-                if not self._lacks_room(pending, drafts, room, N, fault == "fold_ignores_room"):
+                fold = isinstance(accepted, int) and accepted == 0
+                if not self._lacks_room(pending, drafts, room, N, fault == "fold_ignores_room", not fold):
                     continue
                 rows = pool[slot * H : (slot + 1) * H]
                 if pending + drafts:
@@ -219,7 +221,7 @@ class WrongWindowBackend(WrongBackend):
             pending = length if fault == "cursors_unlimited" else min(max(length, 0), N)
             more = 0 if clear else self._count(accepted, b, N - pending)
             asked = clear or (room is not None and fault != "advance_ignores_room")
-            if asked and self._lacks_room(pending, more, room, N, clear and fault == "clear_ignores_room"):
+            if asked and self._lacks_room(pending, more, room, N, clear and fault == "clear_ignores_room", not clear):
                 if fault != "clear_keeps_start":
                     window.start[slot] = (window.start[slot] + pending + more) % N
                 window.length[slot] = 0
@@ -356,11 +358,14 @@ class WrongWindowBackend(WrongBackend):
             counts = int(counts[0 if self.window_fault == "commit_of_first_row" else b])
         return min(counts, most + 64) if self.window_fault == "counts_unlimited" else min(max(counts, 0), most)
 
-    def _lacks_room(self, pending: int, more: int, room: int | None, N: int, ignored: bool) -> bool:
+    def _lacks_room(
+        self, pending: int, more: int, room: int | None, N: int, ignored: bool, counts_accepted: bool
+    ) -> bool:
         if room is None or ignored:
             return True
         more = 0 if self.window_fault == "room_of_pending_alone" else more
-        return pending + more + room + (self.window_fault == "room_off_by_one") > N
+        strict = self.window_fault == ("room_off_by_one_with_accepted" if counts_accepted else "room_off_by_one")
+        return pending + more + room + strict > N
 
 
 _all = [WrongWindowBackend(fault) for fault in FAULTS]

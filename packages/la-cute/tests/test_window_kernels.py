@@ -103,13 +103,14 @@ def test_the_threads_of_every_tile_cover_a_state_its_output_and_the_window_once(
         assert torch.equal(pairs.sort().values, torch.arange(tiles.block_v * sharers))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("state_layout", LAYOUTS)
-def test_tiles_are_few_and_all_sum_in_one_order(state_layout: StateLayout, op: WindowOp) -> None:
+def test_tiles_are_few_and_all_sum_in_one_order(state_layout: StateLayout, op: WindowOp, overlap: bool) -> None:
     for (K, V), state_dtype, N in itertools.product(itertools.product(SIZES, SIZES), (fp32, bf16), (1, 8, 16, 64)):
         chosen, orders = set(), set()
         for rows, heads in itertools.product((1, 2, 3, 7, 8, 16, 33, 64, 200, 512, 70_000), (1, 8, 64)):
-            problem = _problem(op, rows, 100, heads, K, V, N, state_dtype, state_layout)
+            problem = replace(_problem(op, rows, 100, heads, K, V, N, state_dtype, state_layout), overlap=overlap)
             tiles = choose_window_tiles(problem)
             assert tiles in candidate_window_tiles(problem)
             chosen.add(tiles)
@@ -118,6 +119,14 @@ def test_tiles_are_few_and_all_sum_in_one_order(state_layout: StateLayout, op: W
             orders.add((threads.vector, threads.lanes, threads.repeats, share))
         assert len(chosen) <= 5
         assert len(orders) == 1
+
+
+@pytest.mark.parametrize(("state_dtype", "most"), [(fp32, 2048), (bf16, 4096)])
+def test_decode_with_a_window_overlaps_up_to_128_mib(state_dtype: torch.dtype, most: int) -> None:
+    for states, overlaps in ((8, True), (most, True), (most + 8, False)):
+        problem = replace(_problem("decode_window", states // 8, 1000, state_dtype=state_dtype), overlap=True)
+        assert [key.overlap for key in keys_of_problem(problem) if key.aligned] == [overlaps]
+    assert [key.overlap for key in keys_of_problem(replace(problem, op="verify")) if key.aligned] == [True]
 
 
 def test_run_time_values_make_no_kernel() -> None:
@@ -167,7 +176,7 @@ def _assert_quality(key: KernelKey, op: WindowOp, tiles: WindowTiles, size: int)
 @compiler
 @pytest.mark.parametrize("arch", list(ARCHES))
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize(("state_layout", "state_dtype", "N"), [("vk", fp32, 16), ("kv", bf16, 8)])
+@pytest.mark.parametrize(("state_layout", "state_dtype", "N"), [("vk", fp32, 16), ("vk", bf16, 7), ("kv", bf16, 8)])
 def test_kernels_spill_nothing_and_move_16_bytes_a_thread(
     arch: str, op: WindowOp, state_layout: StateLayout, state_dtype: torch.dtype, N: int
 ) -> None:

@@ -139,10 +139,13 @@ def _to_write(inputs: WindowInputs) -> Iterator[torch.Tensor]:
         yield from (window.k[slot, place], window.v[slot, place])
     for layer, slot in truth.states:
         yield (inputs.s[layer] if inputs.case.L else inputs.s)[slot * H : (slot + 1) * H]
-    for _, slot in _live_slots(inputs):
+    for b, slot in _live_slots(inputs):
         if inputs.case.op == "advance":
             yield window.length[slot]
-            if truth.start[slot] != window.start[slot] or (inputs.case.room is not None and not truth.length[slot]):
+            pending = len(pending_places(window, slot))
+            accepted = 1 if inputs.counts is None else int(torch.as_tensor(inputs.counts).expand(inputs.case.B)[b])
+            end = min(pending + max(accepted, 0), inputs.case.N)
+            if inputs.case.room is not None and end + inputs.case.room > inputs.case.N:
                 yield window.start[slot]
         if inputs.case.op == "clear" and (inputs.case.room is None or truth.length[slot] != window.length[slot]):
             yield from (window.start[slot], window.length[slot])
@@ -236,7 +239,9 @@ CASES = [
     replace(ADVANCE, lengths=(-3, 4, 99, 2), starts=(-1, 17, 3, -9), counts=(-2, 99, 1, 1)),
     *(replace(ADVANCE, counts=number) for number in (0, 2)),
     *(replace(case, room=room, H=1, V=64) for case in (FOLD, CLEAR) for room in (1, 3, 4)),
-    *(replace(case, room=room, H=1, V=64) for case in (COMMIT, ADVANCE) for room in (1, 3, 8)),
+    *(replace(case, room=room, H=1, V=64) for case in (COMMIT, ADVANCE) for room in (1, 4, 8)),
+    replace(ADVANCE, room=4, counts=(0, 2, 0, 5)),
+    replace(ADVANCE, room=3, lengths=(-3, 4, 99, 2), starts=(-1, 17, 3, -9), counts=(-2, 99, 1, 1)),
 ]
 
 

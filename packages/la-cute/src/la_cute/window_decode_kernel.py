@@ -17,8 +17,9 @@ that is full. Each team of 8 threads takes some places, multiplies their keys wi
 memory; then the threads that share a sum take one place each and add its weight times their part of v. So the tokens
 cost one pass over their keys in a block, whatever rows it owns, and large blocks are the better ones.
 
-A full window comes into the state line after line, so that no second copy of the state takes registers: what a
-multiprocessor has under way is bounded by them. Its tokens are kept in shared memory for that, where they fit.
+A full window comes into a float32 state where that is, in registers, and into a 16-bit one in a float32 copy of as many
+lines at a time as registers allow: what a multiprocessor has under way is bounded by them. Its tokens are kept in
+shared memory for that, where they fit.
 
 Nothing races. Blocks read pending places, those of ages below n; a row that is not full writes the place of age n,
 which is none of them: k by the block of the group's first head and the state's first rows, v by its owner. A full

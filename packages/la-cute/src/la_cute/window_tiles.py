@@ -81,6 +81,7 @@ _Choice = tuple[tuple[float, int, int, Eviction, int], ...]
 """Units up to which it holds; values of a state in one thread, warps of a block, eviction, tiles of a block."""
 
 MOST_UNITS_WITH_OVERLAP = 2048
+"""Of a call of `decode_window`."""
 
 _DECODE: _Choice = (
     (64, 16, 4, "evict_last", 1),

@@ -43,8 +43,9 @@ def advance(
     The tokens themselves were written by `decode` or `verify`, or with a full window by `decode` into the state; those
     that are not accepted are forgotten. Call it once per step, after the operators of all layers.
 
-    With `room` it also clears what `commit` with the same `room` has brought into the states, the rows with
-    `n + a + room > N`::
+    With `room` it also clears the rows with `n + a + room > N`. Only `commit` or `commit_layers` with the same
+    `accepted` and `room`, in every layer of this step, has brought their tokens into the states; after `decode`, whose
+    tokens nothing has brought in, they would be lost::
 
         start[p]  = (start[p] + n + a) % N
         length[p] = 0
