@@ -4,6 +4,9 @@ are stood in for.
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -122,13 +125,19 @@ def test_the_commit_can_be_handed_over_where_there_is_no_checkout(
     assert git_state(tmp_path) == state
 
 
-def test_a_checkout_knows_its_commit_better(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Path(__file__).parent
-    before = git_state(here)
-    if before[0] is None:
-        pytest.skip("not a checkout")
+@pytest.mark.skipif(shutil.which("git") is None, reason="not run: git is not installed")
+def test_a_checkout_knows_its_commit_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bench" / "src" / "la_bench").mkdir(parents=True)
+    who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
+    for arguments in (("init", "--quiet"), (*who, "commit", "--quiet", "--allow-empty", "--message", "The first")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
     monkeypatch.setenv("LA_BENCH_COMMIT", "handed-over")
-    assert git_state(here)[0] == before[0]
+    commit, dirty = git_state(tmp_path / "bench")
+    assert commit is not None
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    assert dirty is False
+    (tmp_path / "new").touch()
+    assert git_state(tmp_path) == (commit, True)
 
 
 @pytest.mark.parametrize(

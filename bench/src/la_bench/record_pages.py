@@ -13,10 +13,9 @@ from pathlib import Path
 
 from la_bench.compare_runs import read_rows
 from la_bench.first_call import MODES, FirstCall, first_table, read_first_call
-from la_bench.peers.torch_naive import TorchNaivePeer
 from la_bench.records import Record, changed_after, read_records
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Table, to_markdown
-from la_bench.report_content import against_others, doubts, kernel_table, notes, ours
+from la_bench.report_content import PLAIN_TORCH, against_others, doubts, kernel_table, notes, ours
 from la_bench.report_grid import accuracy_table, host_table, points_by_states, ratio_table, time_table
 from la_bench.report_text import KERNELS_MADE, count, listing, number, times
 from la_bench.report_window import TITLES, ratio_tables, setting, summary, time_tables, ways
@@ -30,9 +29,6 @@ FIRST_CALLS = "first*.jsonl"
 WRITTEN_BY = "<!-- Written by docs/generate.py from bench/records. Do not edit: run `python docs/generate.py`. -->"
 README_DTYPE, README_LAYOUT = "float32", "vk"
 """The states that the README's table is about."""
-
-PLAIN_TORCH = TorchNaivePeer.name
-"""A peer like the others, but no public kernel."""
 
 
 @dataclass(frozen=True)

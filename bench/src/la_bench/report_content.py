@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from la_bench.environment import NOT_KNOWN
 from la_bench.grid_plots import host_bars
+from la_bench.peers.torch_naive import TorchNaivePeer
 from la_bench.report_blocks import Block, Bullets, Heading, Paragraph, Plot, Table
 from la_bench.report_plots import accuracy_plot, share_plot, time_plot
 from la_bench.report_text import (
@@ -42,7 +43,7 @@ CHOOSERS = {
 }
 """Who chooses a backend, by operator."""
 
-PLAIN_TORCH = "torch-naive"
+PLAIN_TORCH = TorchNaivePeer.name
 """The peer that is no public kernel."""
 
 AGAINST_COLUMNS = ("share of floor", "vs fastest peer", "the same without overlap")
