@@ -29,6 +29,9 @@ LARGE = [
 ]
 """20 MiB of states: a kernel that is cut by the size of the batch is cut in more than one way here."""
 
+LARGE_SLOTS = DecodeCase(B=40, P=40, H=32, K=128, V=128, offsets=ALL, out_dtype=torch.float32)
+"""2 MiB in each slot, for kernels that are cut by that too."""
+
 
 def _of_rows(inputs: DecodeInputs, rows: list[int], pool_rows: int, slots: list[int]) -> DecodeInputs:
     """The same rows with other neighbours: a batch of `rows`, row i in `slots[i]` of a pool of `pool_rows` slots."""
@@ -59,7 +62,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: Target, case: DecodeCase
 
 
 @pytest.mark.needs_gpu
-@pytest.mark.parametrize("case", CASES + LARGE, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*CASES, *LARGE, LARGE_SLOTS], ids=lambda case: case.id)
 def test_a_row_has_the_same_bits_in_every_batch_that_overlaps(target: Target, case: DecodeCase) -> None:
     with use_overlap():
         _compare_batches(target, case)
@@ -132,11 +135,12 @@ def test_offset_dtype_changes_no_bit(target: Target) -> None:
     assert same_bits(first.s, second.s)
 
 
-def test_overlap_with_the_previous_kernel_changes_no_bit(target: Target) -> None:
+@pytest.mark.parametrize(("rows", "heads"), [(8, 4), pytest.param(16, 32, marks=pytest.mark.needs_gpu)])
+def test_overlap_with_the_previous_kernel_changes_no_bit(target: Target, rows: int, heads: int) -> None:
     """Layers in a row, each reading what the one before writes, with slots of their own; the first takes longest."""
-    rows = 8 if target.device == "cpu" else 512
-    long = target.fit(DecodeCase(B=rows, P=rows + 3, H=4, K=128, V=128))
-    short = [target.fit(DecodeCase(B=8, P=11, H=4, K=128, V=128, seed=seed)) for seed in range(1, 6)]
+    most = rows if target.device == "cpu" else 2048 // heads
+    long = target.fit(DecodeCase(B=most, P=most + 3, H=heads, K=128, V=128))
+    short = [target.fit(DecodeCase(B=rows, P=rows + 3, H=heads, K=128, V=128, seed=seed)) for seed in range(1, 6)]
 
     def run(enabled: bool) -> list[torch.Tensor]:
         first, layers = target.inputs(long), [target.inputs(case) for case in short]
@@ -145,7 +149,7 @@ def test_overlap_with_the_previous_kernel_changes_no_bit(target: Target) -> None
         with use_overlap(enabled):
             target.decode(replace(first, out=outputs[0]))
             for layer in layers:
-                x = outputs[-1][-8:]
+                x = outputs[-1][-rows:]
                 outputs.append(target.decode(replace(layer, q=x, k=x)))
         return [*outputs, first.s, *(layer.s for layer in layers)]
 

@@ -72,6 +72,8 @@ class Call:
     case: DecodeCase
     batch: int = 0
     """Rows whose tiles it takes; 0 for its own."""
+    heads: int = 0
+    """The same for heads."""
     overlap: bool = False
     arch: tuple[int, int] = (9, 0)
     gap: int = 0
@@ -81,7 +83,13 @@ class Call:
 
     @property
     def id(self) -> str:
-        named = {"tiles_of": self.batch, "overlap": self.overlap, "io_gap": self.gap, "beyond": len(self.beyond)}
+        named = {
+            "tiles_of": self.batch,
+            "x": self.heads,
+            "overlap": self.overlap,
+            "io_gap": self.gap,
+            "beyond": len(self.beyond),
+        }
         marks = [f"-{name}{int(value)}" for name, value in named.items() if value]
         return "sm_{}{}-".format(*self.arch) + self.case.id + "".join(marks)
 
@@ -108,7 +116,8 @@ class Call:
         return replace(problem, device=torch.device("cuda"), arch=self.arch, overlap=self.overlap)
 
     def tiles(self, problem: DecodeProblem) -> DecodeTiles:
-        return choose_decode_tiles(replace(problem, B=self.batch or problem.B))
+        heads = self.heads or problem.H
+        return choose_decode_tiles(replace(problem, B=self.batch or problem.B, H=heads, G=heads))
 
 
 def launch(
@@ -182,15 +191,15 @@ def _calls_of_every_tile() -> list[Call]:
     """One for each tile that is chosen for K = V = 128 and float32 states."""
     calls: dict[DecodeCompileKey, Call] = {}
     for layout in LAYOUTS:
-        for overlap in (False, True):
+        for overlap, heads in itertools.product((False, True), (8, 64)):
             for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-                call = Call(replace(ROWS, H=8, state_layout=layout), batch, overlap, beyond=(5,))
+                call = Call(replace(ROWS, state_layout=layout), batch, heads, overlap, beyond=(5,))
                 problem = DecodeProblem.contiguous(
-                    B=batch, P=5, H=8, K=128, V=128, state_layout=layout, device="cuda", arch=(9, 0)
+                    B=batch, P=5, H=heads, K=128, V=128, state_layout=layout, device="cuda", arch=(9, 0)
                 )
                 problem = replace(problem, overlap=overlap)
                 calls.setdefault(decode_compile_key(problem, choose_decode_tiles(problem), aligned=True), call)
-    return [replace(call, case=replace(call.case, H=2), batch=4 * call.batch) for call in calls.values()]
+    return list(calls.values())
 
 
 def _calls_of_other_kinds() -> list[Call]:
@@ -230,8 +239,9 @@ def _calls_of_other_kinds() -> list[Call]:
             beyond = (2**62 if offsets_dtype is torch.int64 else 2**31 - 1,) if kind % 2 else (4,)
             aligned = replace(case, pool_gap=8 * (kind % 2))
             shifted = replace(case, pool_gap=3 * (kind % 2), shift=1 + kind % 3)
-            calls.append(Call(aligned, 512 * (kind % 3 == 2), kind % 2 == 0, beyond=beyond, gap=4 * (kind % 3 == 1)))
-            calls.append(Call(shifted, 64 * (kind % 3 == 1), kind % 2 == 1, beyond=beyond, gap=5 * (kind % 3 == 2)))
+            rows, more = 512 * (kind % 3 == 2), 64 * (kind % 3 == 1)
+            calls.append(Call(aligned, rows, 0, kind % 2 == 0, beyond=beyond, gap=4 * (kind % 3 == 1)))
+            calls.append(Call(shifted, more, 0, kind % 2 == 1, beyond=beyond, gap=5 * (kind % 3 == 2)))
             kind += 1
     return calls
 
@@ -348,7 +358,7 @@ def test_a_row_is_the_same_bits_in_every_tile_and_alignment_and_alone(layout: St
     seen = set()
     for call in _calls_of_every_tile():
         if call.case.state_layout == layout:
-            other = Call(case, call.batch, call.overlap)
+            other = replace(call, case=case, beyond=())
             seen.add(other.tiles(other.problem(other.inputs())))
             for result in (
                 _result(other),

@@ -12,6 +12,11 @@ One thread block owns `block_v` rows of V of one (row, head). It loads them once
 allow, keeps them in registers, and stores them once. With K contiguous a warp sums its own rows; with V contiguous the
 warps of a block share the sum through shared memory. Blocks share nothing.
 
+In a crowd, more blocks than run at a time, one warp stores the outputs of the whole block: two or four rows are too few
+for a write of each warp's own. With overlap the next kernel is then let in behind the loads of the states, not first of
+all. That also keeps what is computed for the inputs' addresses in front of the wait; the compiler moves it behind
+otherwise, where all blocks that have waited compute it at the same time.
+
 A small batch is as quick as its longest chain: slot, state, sum, output. So all that does not depend on the slot stands
 before it is used, and a state's address then takes one multiplication; `min_blocks_per_mp` keeps the compiler from
 moving loads behind the first use of others to save registers.
@@ -25,8 +30,10 @@ from cutlass import Float32, Int64, const_expr, range_constexpr
 
 from la_cute.kernel_parts import (
     ROWS_PER_Z,
+    gather_outputs,
     load_pieces,
     load_states,
+    spread_sums,
     store_states,
     sum_over_lanes,
     sum_over_lines,
@@ -113,7 +120,7 @@ def decode_kernel(
     spec: cutlass.Constexpr,
 ):
     """The module says what it computes; letters and shapes are those of the parameters above."""
-    if const_expr(spec.overlap):
+    if const_expr(spec.overlap and not spec.tiles.crowded):
         cute.arch.griddepcontrol_launch_dependents()
     thread, _, _ = cute.arch.thread_idx()
     block_x, block_y, block_z = cute.arch.block_idx()
@@ -124,9 +131,11 @@ def decode_kernel(
     vector, lanes, repeats, lines, passes = spec.threads
     own = lane % lanes
     line = cute.assume((warp * lines + lane // lanes) * passes, divby=passes)
-    if const_expr(spec.state_layout == "kv"):
+    gathers = const_expr(spec.tiles.crowded and spec.state_layout == "vk" and spec.tiles.num_warps > 1)
+    if const_expr(gathers or spec.state_layout == "kv"):
         memory = cutlass.memory.SmemAllocator()
-        s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, spec.tiles.num_warps)), 16)
+        sums = const_expr(1 if gathers else spec.tiles.num_warps)
+        s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, sums)), 16)
     if row < s_offsets.shape[0]:
         slot = Int64(s_offsets[row])
         alpha = cute.math.exp(-decay_scales[i_h], fastmath=False)
@@ -134,6 +143,8 @@ def decode_kernel(
             i_v, i_k = cute.assume(start_v + line, divby=passes), cute.assume(own * vector, divby=vector)
             inner = i_v * spec.K + i_k
             i_o, writes = i_v + own, own < passes
+            if const_expr(spec.tiles.spread_sums):
+                i_o, writes = i_v + own // (lanes // passes), own % (lanes // passes) == 0
             of_k, of_v = cute.make_layout((vector, repeats)), cute.make_layout(passes)
         else:
             i_v, i_k = cute.assume(start_v + own * vector, divby=vector), line
@@ -153,6 +164,8 @@ def decode_kernel(
         r_S = cute.make_rmem_tensor(cute.make_layout((vector, repeats, passes)), s.element_type)
         load_states(g_S, r_S, live, spec)
         if const_expr(spec.overlap):
+            if const_expr(spec.tiles.crowded):
+                cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
             _load_inputs(g_q, g_k, g_v, r_q, r_k, r_v, spec)
         # All inputs are loaded by now: the compiler must assume that a store changes what is read behind it.
@@ -163,13 +176,18 @@ def decode_kernel(
             _update_kv(r_S, r_q, r_k, r_v, r_o, alpha, spec)
         if const_expr(spec.tiles.store_first):
             store_states(r_S, g_S, live, spec)
-        b_o = (
-            sum_over_lanes(r_o, own, spec)
-            if const_expr(spec.state_layout == "vk")
-            else sum_over_lines(r_o, thread, s_o, spec)
-        )
+        if const_expr(spec.state_layout == "kv"):
+            b_o = sum_over_lines(r_o, thread, s_o, spec)
+        elif const_expr(spec.tiles.spread_sums):
+            spread_sums(r_o, own, lanes)
+            b_o = r_o[0]
+        else:
+            b_o = sum_over_lanes(r_o, own, spec)
         if const_expr(not spec.tiles.store_first):
             store_states(r_S, g_S, live, spec)
+        if const_expr(gathers):
+            b_o = gather_outputs(b_o, i_o - start_v, writes, thread, s_o, spec)
+            i_o, writes = start_v + thread, thread < spec.tiles.block_v
         b_o = b_o * scale
         if not live:
             b_o = Float32(0.0)

@@ -46,12 +46,19 @@ class DecodeTiles:
         that it is still there when it is written back.
     store_first
         Whether it stores its states before it sums its outputs, or behind that.
+    spread_sums
+        Whether the lanes of a warp share out the sums of its rows, which takes fewer shuffles, or each takes all.
+    crowded
+        Whether it is made for more blocks than run at a time: one warp stores the outputs of all, and with overlap the
+        next kernel is let in when states have been asked for, not first of all.
     """
 
     block_v: int
     num_warps: int
     eviction: Eviction = ""
     store_first: bool = False
+    spread_sums: bool = False
+    crowded: bool = False
 
 
 class ThreadLayout(NamedTuple):
@@ -81,24 +88,42 @@ def thread_layout(K: int, state_dtype: torch.dtype, state_layout: StateLayout, t
     return ThreadLayout(vector, lanes, run // (lanes * vector), lines, lines_of_block // (tiles.num_warps * lines))
 
 
-_Choice = tuple[tuple[float, int, int, Eviction, bool], ...]
-"""Units up to which it holds; bytes of a block, its warps, eviction, whether states are stored first."""
+class _Cut(NamedTuple):
+    """Tiles for calls of up to so many units: bytes of a block, its warps, and the rest as in :class:`DecodeTiles`."""
 
-_WITHOUT_OVERLAP: _Choice = (
-    (32, 8 * KIB, 4, "evict_last", True),
-    (128, 16 * KIB, 4, "", True),
-    (256, 8 * KIB, 1, "", False),
-    (512, 2 * KIB, 1, "evict_last", False),
-    (math.inf, 8 * KIB, 1, "evict_last", False),
+    units: float
+    block: int
+    num_warps: int
+    eviction: Eviction
+    store_first: bool = False
+    spread_sums: bool = False
+    crowded: bool = False
+
+
+_WITHOUT_OVERLAP = (
+    _Cut(64, 8 * KIB, 4, "evict_last", store_first=True, spread_sums=True),
+    _Cut(128, 16 * KIB, 4, "", store_first=True),
+    _Cut(256, 8 * KIB, 1, ""),
+    _Cut(512, 2 * KIB, 1, "evict_last"),
+    _Cut(2048, 8 * KIB, 8, "evict_last", crowded=True),
+    _Cut(math.inf, 8 * KIB, 1, "evict_last"),
 )
-_WITH_OVERLAP: _Choice = (
-    (16, 4 * KIB, 8, "evict_last", False),
-    (64, 8 * KIB, 8, "evict_last", False),
-    (128, 4 * KIB, 1, "evict_last", True),
-    (256, 8 * KIB, 1, "", True),
-    (1024, 4 * KIB, 4, "evict_last", False),
-    (math.inf, 8 * KIB, 1, "evict_last", False),
+_WITH_OVERLAP = (
+    _Cut(16, 4 * KIB, 8, "evict_last"),
+    _Cut(64, 8 * KIB, 8, "evict_last"),
+    _Cut(128, 4 * KIB, 1, "evict_last", store_first=True),
+    _Cut(256, 8 * KIB, 1, "", store_first=True),
+    _Cut(512, 4 * KIB, 4, "evict_last", spread_sums=True, crowded=True),
+    _Cut(2048, 8 * KIB, 8, "evict_last", spread_sums=True, crowded=True),
+    _Cut(math.inf, 8 * KIB, 1, "evict_last"),
 )
+_WITH_OVERLAP_LARGE_SLOTS = (
+    *_WITH_OVERLAP[:4],
+    _Cut(math.inf, 8 * KIB, 8, "evict_last", crowded=True),
+)
+
+LARGE_SLOT = 2 << 20
+"""Bytes of a slot from which on it fills pages of memory of its own: blocks that run at a time then share few."""
 
 
 def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
@@ -106,22 +131,24 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
 
     A unit is 64 KiB of states, a state of K = V = 128 in float32. Measured by `la-bench tune --backend cute` on one
     H200, 2026-11, K = V = 128, float32 states with K contiguous, device time over cold slots against the best of
-    :func:`candidate_tiles`:
+    :func:`candidate_tiles`, 8 heads as long as 512 rows suffice; the last line with `--heads 64`:
 
-    ========== ============================== ============= ============================== =============
-    units      without overlap                of the best   with overlap                   of the best
-    ========== ============================== ============= ============================== =============
-    up to 16   8 KiB, 4 warps, evict last, sf 1.00 to 1.01  4 KiB, 8 warps, evict last     1.00
-    up to 32   8 KiB, 4 warps, evict last, sf 1.00          8 KiB, 8 warps, evict last     1.00
-    up to 64   16 KiB, 4 warps, sf            1.00          8 KiB, 8 warps, evict last     1.00
-    up to 128  16 KiB, 4 warps, sf            1.00          4 KiB, 1 warp, evict last, sf  1.00
-    up to 256  8 KiB, 1 warp                  1.00          8 KiB, 1 warp, sf              1.00
-    up to 512  2 KiB, 1 warp, evict last      1.00          4 KiB, 4 warps, evict last     1.00
-    up to 1024 8 KiB, 1 warp, evict last      1.00          4 KiB, 4 warps, evict last     1.00
-    above      8 KiB, 1 warp, evict last      1.00          8 KiB, 1 warp, evict last      1.00
-    ========== ============================== ============= ============================== =============
+    ============ ================================== ============= ================================== =============
+    units        without overlap                    of the best   with overlap                       of the best
+    ============ ================================== ============= ================================== =============
+    up to 16     8 KiB, 4 warps, evict last, sf, ss 1.00          4 KiB, 8 warps, evict last         1.00 to 1.01
+    up to 64     8 KiB, 4 warps, evict last, sf, ss 1.00 to 1.01  8 KiB, 8 warps, evict last         1.00 to 1.01
+    up to 128    16 KiB, 4 warps, sf                1.01          4 KiB, 1 warp, evict last, sf      1.01
+    up to 256    8 KiB, 1 warp                      1.00          8 KiB, 1 warp, sf                  1.01
+    up to 512    2 KiB, 1 warp, evict last          1.00          4 KiB, 4 warps, evict last, ss, c  1.00
+    up to 2048   8 KiB, 8 warps, evict last, c      1.00          8 KiB, 8 warps, evict last, ss, c  1.00
+    above        8 KiB, 1 warp, evict last          1.00          8 KiB, 1 warp, evict last          1.00
+    large slots, as above                                         8 KiB, 8 warps, evict last, c      1.00
+    above 256
+    ============ ================================== ============= ================================== =============
 
-    `sf` is `store_first`. Other dtypes and sizes take the tiles of as many bytes, unmeasured.
+    `sf` is `store_first`, `ss` is `spread_sums`, `c` is `crowded`, and a large slot has :data:`LARGE_SLOT` bytes of
+    states or more. Other dtypes and sizes take the tiles of as many bytes, unmeasured.
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
@@ -130,9 +157,9 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     overlap = problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if overlap or units > 512 else "")
-    choice = _WITH_OVERLAP if overlap else _WITHOUT_OVERLAP
-    _, block, warps, eviction, store_first = next(tile for tile in choice if units <= tile[0])
-    return _tiles(problem, block, warps, eviction, store_first)
+    large = problem.H * problem.V * problem.K * problem.state_dtype.itemsize >= LARGE_SLOT
+    choice = (_WITH_OVERLAP_LARGE_SLOTS if large else _WITH_OVERLAP) if overlap else _WITHOUT_OVERLAP
+    return _tiles(problem, *next(cut for cut in choice if units <= cut.units)[1:])
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
@@ -141,23 +168,33 @@ def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:
     if problem.state_layout == "kv":
         return tuple(_one_tile(problem, eviction) for eviction in evictions)
     tiles = (
-        _tiles(problem, kib * KIB, warps, eviction, store_first)
+        _tiles(problem, kib * KIB, warps, eviction, store_first, spread_sums, crowded)
         for kib in (2, 4, 8, 16)
         for warps in (1, 4, 8)
         for eviction in evictions
-        for store_first in (False, True)
+        for store_first, crowded in ((False, False), (True, False), (False, True))
+        for spread_sums in (False, True)
+        if warps > 1 or not crowded
     )
     return tuple(dict.fromkeys(tiles))
 
 
-def _tiles(problem: DecodeProblem, block: int, warps: int, eviction: Eviction, store_first: bool) -> DecodeTiles:
+def _tiles(
+    problem: DecodeProblem,
+    block: int,
+    warps: int,
+    eviction: Eviction,
+    store_first: bool,
+    spread_sums: bool,
+    crowded: bool,
+) -> DecodeTiles:
     """K contiguous: `block` bytes of state at most, in `warps` warps at most, at least one row a line of each warp."""
     row = problem.K * problem.state_dtype.itemsize
     rows_at_once = max(1, WARP_BYTES // row)
     most = MOST_VALUES * 32 // problem.K
     warps = min(warps, problem.V // rows_at_once)
     rows = max(warps * rows_at_once, min(block // row, warps * most, problem.V))
-    return DecodeTiles(rows, warps, eviction, store_first)
+    return DecodeTiles(rows, warps, eviction, store_first, spread_sums, crowded)
 
 
 def _one_tile(problem: DecodeProblem, eviction: Eviction) -> DecodeTiles:

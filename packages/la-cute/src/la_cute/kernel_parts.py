@@ -115,6 +115,45 @@ def sum_over_lanes(r_o: cute.Tensor, own: Int32, spec: cutlass.Constexpr):
 
 
 @cute.jit
+def spread_sums(values: cute.Tensor, lane: Int32, lanes: cutlass.Constexpr):
+    """Sum each of `values` over some lanes; every lane keeps its share of the sums, in the order of the lanes.
+
+    A lane gives away half of what it has and takes the other half of its partner's, so a sum takes less than one
+    shuffle. If there are fewer sums than lanes, lanes side by side keep the same one. A sum has the bits that
+    :func:`sum_over_lanes` gives it.
+    """
+    count = const_expr(cute.size(values))
+    for step in range_constexpr(lanes.bit_length() - 1):
+        offset = const_expr(lanes >> (step + 1))
+        half = const_expr(max(count >> (step + 1), 1))
+        if const_expr(count >> step > 1):
+            upper = lane // offset % 2 == 1
+            for n in range_constexpr(half):
+                kept, given = values[n], values[n + half]
+                if upper:
+                    kept, given = values[n + half], values[n]
+                values[n] = kept + cute.arch.shuffle_sync_bfly(given, offset=offset)
+        else:
+            values[0] = values[0] + cute.arch.shuffle_sync_bfly(values[0], offset=offset)
+
+
+@cute.jit
+def gather_outputs(
+    b_o: Float32,
+    row: Int32,
+    has_row: cutlass.Boolean,
+    thread: Int32,
+    s_o: cute.Tensor,  # [block_v, 1] in shared memory
+    spec: cutlass.Constexpr,
+):
+    """Bring the outputs of a block together, each from a thread that has the sum of a row; that of row `thread`."""
+    if has_row:
+        s_o[row, 0] = b_o
+    cute.arch.sync_threads()
+    return s_o[thread % spec.tiles.block_v, 0]
+
+
+@cute.jit
 def sum_over_lines(
     r_o: cute.Tensor,
     thread: Int32,

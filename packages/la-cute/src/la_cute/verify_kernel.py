@@ -35,7 +35,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from la_cute.kernel_parts import ROWS_PER_Z, load_states
+from la_cute.kernel_parts import ROWS_PER_Z, load_states, spread_sums
 from la_cute.verify_parts import (
     RUN,
     add_values,
@@ -44,7 +44,6 @@ from la_cute.verify_parts import (
     load_tokens,
     move_queries,
     share_outputs,
-    spread_sums,
     state_products,
     store_drafts,
     store_queries,
@@ -160,7 +159,7 @@ def verify_kernel(
             add_values(r_o, r_v, s_w[None, None, c].iterator, sharer, c, oldest, pending, places, spec)
             t_first = c * DRAFTS
             if const_expr(spec.state_layout == "vk"):
-                spread_sums(r_o, own)
+                spread_sums(r_o, own, TEAM)
                 share = const_expr(max(1, passes * DRAFTS // TEAM))
                 copies = const_expr(max(1, TEAM // (passes * DRAFTS)))
                 index = own // copies * share

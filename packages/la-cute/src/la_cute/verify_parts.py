@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from la_cute.kernel_parts import load_pieces
+from la_cute.kernel_parts import load_pieces, spread_sums
 from la_cute.window_parts import decay, load_side, store_side, wrapped
 from la_cute.window_tiles import DRAFTS, TEAM
 
@@ -175,7 +175,7 @@ def leave_weights(
     for n in range_constexpr(rounds):
         place = first + n * spec.teams
         later = t - (wrapped(place - oldest, places) - pending)
-        spread_sums(r_w[None, n], lane)
+        spread_sums(r_w[None, n], lane, TEAM)
         weight = r_w[0, n] * decay(slope, cutlass.max(later, 0))
         if (place >= places) | (later < 0):
             weight = Float32(0.0)
@@ -262,28 +262,6 @@ def add_values(
                 if draft <= chunk * DRAFTS + t:
                     for n in range_constexpr(rows):
                         r_o[n, t] = cute.math.fma(r_w[t], r_v[n + m * rows].to(Float32), r_o[n, t])
-
-
-@cute.jit
-def spread_sums(values: cute.Tensor, lane: Int32):
-    """Sum each of `values` over 8 lanes; every lane keeps its share of the sums, in the order of the lanes.
-
-    A lane gives away half of what it has and takes the other half of its partner's, so a sum takes less than one
-    shuffle. If there are fewer sums than lanes, lanes side by side keep the same one.
-    """
-    count = const_expr(cute.size(values))
-    for step in range_constexpr(TEAM.bit_length() - 1):
-        offset = const_expr(TEAM >> (step + 1))
-        half = const_expr(max(count >> (step + 1), 1))
-        if const_expr(count >> step > 1):
-            upper = lane // offset % 2 == 1
-            for n in range_constexpr(half):
-                kept, given = values[n], values[n + half]
-                if upper:
-                    kept, given = values[n + half], values[n]
-                values[n] = kept + cute.arch.shuffle_sync_bfly(given, offset=offset)
-        else:
-            values[0] = values[0] + cute.arch.shuffle_sync_bfly(values[0], offset=offset)
 
 
 @cute.jit
