@@ -42,7 +42,7 @@ def lap_of(spec: WindowSpec, point: GridPoint = POINT) -> list[WindowCall]:
 
 def test_defaults_of_the_operators() -> None:
     assert window_spec("decode", (), None, None) is None
-    assert window_spec("deferred", (), None, None) == WindowSpec("deferred", (7,))
+    assert window_spec("deferred", (), None, None) == WindowSpec("deferred", (7, 15))
     assert window_spec("verify", (), None, None) == WindowSpec("verify", (16,), 4, 1)
     assert window_spec("commit", (), None, None) == WindowSpec("commit", (16,), 4, 4)
     assert window_spec("deferred", (3, 7, 3), None, None) == WindowSpec("deferred", (3, 7))

@@ -38,7 +38,7 @@ from la_ref.backend import RefBackend
 CPU = torch.device("cpu")
 TINY = Effort(seconds=0.05, min_rounds=2, max_rounds=2)
 POINTS = [GridPoint(2, 1, device_type="cpu"), GridPoint(2, 9, device_type="cpu")]
-SPECS = {op: window_spec(op, (), None, None) for op in WINDOW_OPS}
+SPECS = {op: window_spec(op, (7,) if op == "deferred" else (), None, None) for op in WINDOW_OPS}
 
 Install = Callable[[object], None]
 

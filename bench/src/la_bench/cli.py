@@ -178,7 +178,7 @@ def _add_op(command: argparse.ArgumentParser, verify: str, several: str) -> None
         type=_counts,
         default=(),
         metavar="N,N",
-        help=f"places of the window: several sizes {several} (default: 7, and 16 for verify and commit)",
+        help=f"places of the window: several sizes {several} (default: 7,15 for deferred, 16 for verify and commit)",
     )
     command.add_argument(
         "--drafts", type=_count, metavar="T", help="draft tokens of a row, for verify and commit (default: 4)"

@@ -20,7 +20,9 @@ QUICK_GRIDS = {"deferred": "8,64x1,64,256", "verify": "64x16,128", "commit": "64
 CPU_GRID = "8x1,8"
 """On a CPU, where the gate is what counts and an interpreter takes seconds."""
 
-PLACES = {"deferred": (7,), "verify": (16,), "commit": (16,)}
+PLACES = {"deferred": (7, 15), "verify": (16,), "commit": (16,)}
+"""Of deferred decode the size that pays with states of 16 bits, and the one that pays with float32."""
+
 DRAFTS = 4
 LAYERS = {"verify": 1, "commit": 4}
 MOST_PLACES = 64
