@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from la_core import DecodeProblem
+from la_core import DecodeProblem, KVWindow
 from la_core.spec.decode_problem import StateLayout
-from la_cute.backend import SIZES, backend
+from la_cute.backend import SIZES, CuteBackend, backend
 from la_cute.decode_compile_key import ARCHES, decode_compile_key
+from la_cute.decode_launch import DecodeLaunch
 from la_cute.decode_tiles import DecodeTiles, candidate_tiles, choose_decode_tiles, thread_layout
 from la_cute.kernel_keys import key_of_decode, keys_of_problem
+from la_cute.window_problems import window_problems
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -122,6 +124,46 @@ def test_tiles_are_few_and_all_sum_in_one_order(
 )
 def test_refusals(problem: DecodeProblem, reason: str) -> None:
     assert backend.refusal(problem) == reason
+
+
+def test_a_launch_is_kept_for_its_problem_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal problem that is another object gets its own, and there are never more than the limit."""
+    made: list[DecodeProblem] = []
+
+    def decode(launch: DecodeLaunch, *arguments: object) -> None:
+        made.append(launch.problem)
+
+    monkeypatch.setattr(DecodeLaunch, "decode", decode)
+    monkeypatch.setattr("la_cute.backend.MAX_LAUNCHES", 2)
+    own = CuteBackend()
+    problems = [_problem(), _problem(), _problem(B=3)]
+    x = torch.empty(0)
+    for problem in [problems[0], *problems, problems[0]]:
+        own.decode(problem, x, x, x, x, x, x, 1.0, x)
+        assert made.pop() is problem
+        assert own._launches[id(problem)].problem is problem
+        assert len(own._launches) <= 2
+
+
+def test_an_empty_pool_needs_no_kernel() -> None:
+    """What an operator returns is cleared, and a GPU is not asked for."""
+    decode = _problem(P=0)
+    x, window = torch.ones(2), KVWindow.allocate(P=0, N=8, H=8, K=128, V=128)
+    problems = {one.op: one for one in window_problems(decode, 8, (None,))}
+    calls = {
+        "decode": lambda out: backend.decode(decode, x, x, x, x, x, x, 1.0, out),
+        "decode_window": lambda out: backend.decode_window(
+            problems["decode_window"], x, x, x, x, x, x, window, 1.0, out
+        ),
+        "verify": lambda out: backend.verify(problems["verify"], x, x, x, x, x, x, window, None, 1.0, out),
+    }
+    for call in calls.values():
+        out = torch.ones(3)
+        call(out)
+        assert torch.equal(out, torch.zeros(3))
+    backend.commit(problems["commit"], window, x, x, x, 1, None)
+    backend.advance(problems["advance"], window, x, 1, None, False)
+    assert torch.equal(x, torch.ones(2))
 
 
 def test_importing_the_backend_imports_no_compiler() -> None:

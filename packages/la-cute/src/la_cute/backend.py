@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from threading import Lock
+from typing import Any
+
 import torch
 
 from la_core.backends.capabilities import Capabilities
@@ -11,6 +14,25 @@ from la_core.spec.window_problem import WindowProblem
 from la_cute import prebuilt_kernels
 
 SIZES = (64, 128, 256)
+
+MAX_LAUNCHES = 4096
+"""Problems whose launches are kept; beyond it all are dropped."""
+
+
+class EmptyPool:
+    """The launch of a problem without a slot: every row is padding. Its strides mean nothing, and it has no kernel."""
+
+    def __init__(self, problem: DecodeProblem | WindowProblem) -> None:
+        self.problem = problem
+
+    def decode(self, *arguments: Any) -> None:
+        """Clear `out`, the last argument."""
+        arguments[-1].zero_()
+
+    def advance(self, *arguments: Any) -> None:
+        """Nothing is there to move or to bring in."""
+
+    verify, commit = decode, advance
 
 
 class CuteBackend:
@@ -26,6 +48,10 @@ class CuteBackend:
         sizes_text="K and V of 64, 128 and 256",
         min_arch=(8, 0),
     )
+
+    def __init__(self) -> None:
+        self._launches: dict[int, Any] = {}
+        self._lock = Lock()
 
     def refusal(self, problem: DecodeProblem | WindowProblem) -> str | None:
         """See :class:`la_core.backends.backend_contract.Backend`."""
@@ -48,10 +74,11 @@ class CuteBackend:
         out: torch.Tensor,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.Backend`."""
-        # Imported here, because a process that never calls decode needs none of it.
-        from la_cute.decode_launch import launch_decode
-
-        launch_decode(problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+        # Written out in every operator: a function more would take as long as a tenth of a launch.
+        launch = self._launches.get(id(problem))
+        if launch is None or launch.problem is not problem:
+            launch = self._prepare(problem)
+        launch.decode(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
 
     def decode_window(
         self,
@@ -67,13 +94,10 @@ class CuteBackend:
         out: torch.Tensor,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.WindowBackend`."""
-        from la_cute.window_launch import window_launch
-
-        if problem.P == 0:
-            # No state, so every row is padding. The strides of an empty pool mean nothing.
-            out.zero_()
-            return
-        window_launch(problem).decode(q, k, v, s, s_offsets, decay_scales, window, softmax_scale, out)
+        launch = self._launches.get(id(problem))
+        if launch is None or launch.problem is not problem:
+            launch = self._prepare(problem)
+        launch.decode(q, k, v, s, s_offsets, decay_scales, window, softmax_scale, out)
 
     def verify(
         self,
@@ -90,12 +114,10 @@ class CuteBackend:
         out: torch.Tensor,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.WindowBackend`."""
-        from la_cute.window_launch import window_launch
-
-        if problem.P == 0:
-            out.zero_()
-            return
-        window_launch(problem).verify(q, k, v, s, s_offsets, decay_scales, window, draft_lengths, softmax_scale, out)
+        launch = self._launches.get(id(problem))
+        if launch is None or launch.problem is not problem:
+            launch = self._prepare(problem)
+        launch.verify(q, k, v, s, s_offsets, decay_scales, window, draft_lengths, softmax_scale, out)
 
     def commit(
         self,
@@ -108,10 +130,10 @@ class CuteBackend:
         room: int | None,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.WindowBackend`."""
-        from la_cute.window_launch import window_launch
-
-        if problem.P > 0:
-            window_launch(problem).commit(window, s, s_offsets, decay_scales, accepted, room)
+        launch = self._launches.get(id(problem))
+        if launch is None or launch.problem is not problem:
+            launch = self._prepare(problem)
+        launch.commit(window, s, s_offsets, decay_scales, accepted, room)
 
     def advance(
         self,
@@ -123,10 +145,30 @@ class CuteBackend:
         clear: bool,
     ) -> None:
         """See :class:`la_core.backends.backend_contract.WindowBackend`."""
-        from la_cute.window_launch import cursors_launch
+        launch = self._launches.get(id(problem))
+        if launch is None or launch.problem is not problem:
+            launch = self._prepare(problem)
+        launch.advance(window, s_offsets, accepted, room, clear)
 
-        if problem.P > 0:
-            cursors_launch(problem)(window, s_offsets, accepted, room, clear)
+    def _prepare(self, problem: DecodeProblem | WindowProblem) -> Any:
+        """Make the launch of a problem, which comes back as the same object with every call that has its facts."""
+        launch: Any
+        # Imported here, because a process that never calls an operator needs none of it.
+        if problem.P == 0:
+            launch = EmptyPool(problem)
+        elif isinstance(problem, DecodeProblem):
+            from la_cute.decode_launch import DecodeLaunch
+
+            launch = DecodeLaunch(problem)
+        else:
+            from la_cute.window_launch import CursorsLaunch, WindowLaunch
+
+            launch = CursorsLaunch(problem) if problem.op == "advance" else WindowLaunch(problem)
+        with self._lock:
+            if len(self._launches) >= MAX_LAUNCHES:
+                self._launches.clear()
+            self._launches[id(problem)] = launch
+        return launch
 
 
 backend = CuteBackend()

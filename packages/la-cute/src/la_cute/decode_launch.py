@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import Any
 
 import torch
@@ -11,12 +10,6 @@ from la_core.spec.decode_problem import DecodeProblem
 from la_cute.compiled_kernel_cache import compiled_kernel
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles
 from la_cute.kernel_keys import key_of_decode
-
-MAX_LAUNCHES = 4096
-"""Problems whose launches are kept; beyond it all are dropped."""
-
-_lock = Lock()
-_launches: dict[int, DecodeLaunch] = {}
 
 
 class DecodeLaunch:
@@ -49,7 +42,7 @@ class DecodeLaunch:
         function = self._by_alignment[aligned] = compiled_kernel(key)
         return function
 
-    def __call__(
+    def decode(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -67,28 +60,4 @@ class DecodeLaunch:
         run = self._by_alignment[aligned] or self._prepare(aligned)
         run(s_offsets, s, decay_scales, q, k, v, out, softmax_scale, self.problem.P)
 
-
-def launch_decode(
-    problem: DecodeProblem,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    s: torch.Tensor,
-    s_offsets: torch.Tensor,
-    decay_scales: torch.Tensor,
-    softmax_scale: float,
-    out: torch.Tensor,
-) -> None:
-    """Run one checked call on a GPU; arguments as in :meth:`la_core.backends.backend_contract.Backend.decode`."""
-    if problem.P == 0:
-        # No state, so every row is padding. The strides of an empty pool mean nothing, and no kernel is made for them.
-        out.zero_()
-        return
-    launch = _launches.get(id(problem))
-    if launch is None or launch.problem is not problem:
-        launch = DecodeLaunch(problem)
-        with _lock:
-            if len(_launches) >= MAX_LAUNCHES:
-                _launches.clear()
-            _launches[id(problem)] = launch
-    launch(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+    __call__ = decode

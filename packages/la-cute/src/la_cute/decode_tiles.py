@@ -111,16 +111,20 @@ _WITHOUT_OVERLAP = (
 _WITH_OVERLAP = (
     _Cut(16, 4 * KIB, 8, "evict_last"),
     _Cut(64, 8 * KIB, 8, "evict_last"),
-    _Cut(128, 4 * KIB, 1, "evict_last", store_first=True),
+    _Cut(128, 8 * KIB, 4, "evict_last", spread_sums=True),
     _Cut(256, 8 * KIB, 1, "", store_first=True),
     _Cut(512, 4 * KIB, 4, "evict_last", spread_sums=True, crowded=True),
     _Cut(2048, 8 * KIB, 8, "evict_last", spread_sums=True, crowded=True),
     _Cut(math.inf, 8 * KIB, 1, "evict_last"),
 )
 _WITH_OVERLAP_LARGE_SLOTS = (
-    *_WITH_OVERLAP[:4],
+    *_WITH_OVERLAP[:2],
+    _Cut(128, 4 * KIB, 1, "evict_last", store_first=True),
+    _WITH_OVERLAP[3],
     _Cut(math.inf, 8 * KIB, 8, "evict_last", crowded=True),
 )
+_16_BITS_WITHOUT_OVERLAP = (*_WITHOUT_OVERLAP[:4], _WITHOUT_OVERLAP[-1])
+_16_BITS_WITH_OVERLAP = (*_WITH_OVERLAP_LARGE_SLOTS[:4], _WITH_OVERLAP[4], _WITH_OVERLAP[-1])
 
 LARGE_SLOT = 2 << 20
 """Bytes of a slot from which on it fills pages of memory of its own: blocks that run at a time then share few."""
@@ -131,24 +135,26 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
 
     A unit is 64 KiB of states, a state of K = V = 128 in float32. Measured by `la-bench tune --backend cute` on one
     H200, 2026-11, K = V = 128, float32 states with K contiguous, device time over cold slots against the best of
-    :func:`candidate_tiles`, 8 heads as long as 512 rows suffice; the last line with `--heads 64`:
+    :func:`candidate_tiles`, 8 heads as long as 512 rows suffice; for large slots `--heads 64`:
 
     ============ ================================== ============= ================================== =============
     units        without overlap                    of the best   with overlap                       of the best
     ============ ================================== ============= ================================== =============
     up to 16     8 KiB, 4 warps, evict last, sf, ss 1.00          4 KiB, 8 warps, evict last         1.00 to 1.01
     up to 64     8 KiB, 4 warps, evict last, sf, ss 1.00 to 1.01  8 KiB, 8 warps, evict last         1.00 to 1.01
-    up to 128    16 KiB, 4 warps, sf                1.01          4 KiB, 1 warp, evict last, sf      1.01
+    up to 128    16 KiB, 4 warps, sf                1.01          8 KiB, 4 warps, evict last, ss     1.00
     up to 256    8 KiB, 1 warp                      1.00          8 KiB, 1 warp, sf                  1.01
     up to 512    2 KiB, 1 warp, evict last          1.00          4 KiB, 4 warps, evict last, ss, c  1.00
     up to 2048   8 KiB, 8 warps, evict last, c      1.00          8 KiB, 8 warps, evict last, ss, c  1.00
     above        8 KiB, 1 warp, evict last          1.00          8 KiB, 1 warp, evict last          1.00
-    large slots, as above                                         8 KiB, 8 warps, evict last, c      1.00
-    above 256
+    large slots:
+    up to 128    as above                                         4 KiB, 1 warp, evict last, sf      1.00
+    above 256    as above                                         8 KiB, 8 warps, evict last, c      1.00
     ============ ================================== ============= ================================== =============
 
     `sf` is `store_first`, `ss` is `spread_sums`, `c` is `crowded`, and a large slot has :data:`LARGE_SLOT` bytes of
-    states or more. Other dtypes and sizes take the tiles of as many bytes, unmeasured.
+    states or more. Other sizes, and states of 16 bits, take the tiles of as many bytes, unmeasured; but beyond 512
+    units those of 16 bits take none for a crowd, with which la-triton was faster in a grid.
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.
@@ -157,9 +163,17 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     overlap = problem.overlap and problem.arch is not None and problem.arch >= OVERLAP_ARCH
     if problem.state_layout == "kv":
         return _one_tile(problem, "evict_last" if overlap or units > 512 else "")
-    large = problem.H * problem.V * problem.K * problem.state_dtype.itemsize >= LARGE_SLOT
-    choice = (_WITH_OVERLAP_LARGE_SLOTS if large else _WITH_OVERLAP) if overlap else _WITHOUT_OVERLAP
-    return _tiles(problem, *next(cut for cut in choice if units <= cut.units)[1:])
+    return _tiles(problem, *next(cut for cut in _cuts(problem, overlap) if units <= cut.units)[1:])
+
+
+def _cuts(problem: DecodeProblem, overlap: bool) -> tuple[_Cut, ...]:
+    """K contiguous: the tiles that there are for batches of any size."""
+    if problem.state_dtype.itemsize < 4:
+        return _16_BITS_WITH_OVERLAP if overlap else _16_BITS_WITHOUT_OVERLAP
+    if not overlap:
+        return _WITHOUT_OVERLAP
+    slot_bytes = problem.H * problem.V * problem.K * problem.state_dtype.itemsize
+    return _WITH_OVERLAP_LARGE_SLOTS if slot_bytes >= LARGE_SLOT else _WITH_OVERLAP
 
 
 def candidate_tiles(problem: DecodeProblem) -> tuple[DecodeTiles, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from threading import Lock
 from typing import Any
 
 import torch
@@ -15,12 +14,6 @@ from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE
 from la_cute.kernel_keys import key_of_window
 from la_cute.window_compile_key import cursors_compile_key
 from la_cute.window_tiles import WindowTiles
-
-MAX_LAUNCHES = 4096
-"""Problems whose launches are kept; beyond it all are dropped."""
-
-_lock = Lock()
-_launches: dict[int, Any] = {}
 
 
 class WindowLaunch:
@@ -134,7 +127,7 @@ class CursorsLaunch:
         self.problem = problem
         self._run: Any = None
 
-    def __call__(
+    def advance(
         self,
         window: KVWindow,
         s_offsets: torch.Tensor,
@@ -163,26 +156,3 @@ def _counts(accepted: torch.Tensor | int) -> tuple[torch.Tensor | None, int]:
 def _room(room: int | None) -> int:
     """As a number: more than any window has, which all rows lack, stands for None."""
     return MAX_PLACES + 1 if room is None else min(room, MAX_PLACES + 1)
-
-
-def window_launch(problem: WindowProblem) -> WindowLaunch:
-    """The launch of a problem of `decode_window`, `verify` or `commit`."""
-    found: WindowLaunch = _launch_of(problem, WindowLaunch)
-    return found
-
-
-def cursors_launch(problem: WindowProblem) -> CursorsLaunch:
-    """The launch of a problem of `advance`."""
-    found: CursorsLaunch = _launch_of(problem, CursorsLaunch)
-    return found
-
-
-def _launch_of(problem: WindowProblem, make: type[Any]) -> Any:
-    launch = _launches.get(id(problem))
-    if launch is None or launch.problem is not problem:
-        launch = make(problem)
-        with _lock:
-            if len(_launches) >= MAX_LAUNCHES:
-                _launches.clear()
-            _launches[id(problem)] = launch
-    return launch
