@@ -298,7 +298,8 @@ def test_the_other_process_makes_the_same_calls(op: str) -> None:
 def test_the_default_run_takes_less_than_90_seconds() -> None:
     peers = ("cula", "sglang", "vllm", "fla", "torch-naive")
     for op in WINDOW_OPS:
-        spec = spec_of(op)
+        spec = window_spec(op, (), None, None)
+        assert spec is not None
         names = [variant.name for variant in window_variants(("triton", "cute"), spec, None)]
         if op == "deferred":
             names = [*names, *(f"{name}+overlap" for name in names), FLOOR, f"{FLOOR}+overlap", *peers]

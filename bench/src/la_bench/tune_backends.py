@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from la_bench.errors import UsageError
+from la_bench.window_spec import DECODE
 from la_core import DecodeProblem, WindowProblem
 
 ALL = "all"
@@ -15,7 +16,7 @@ ALL = "all"
 
 AnyProblem = DecodeProblem | WindowProblem
 
-LAUNCHES = {"decode_window": "decode"}
+LAUNCHES = {"decode_window": DECODE}
 """Methods of a window's launch that are not called like the operator."""
 
 
@@ -68,11 +69,9 @@ class PackageBackend:
 
     def launch(self, problem: AnyProblem, tiles: Hashable) -> Callable[..., None]:
         """See :class:`TunableBackend`."""
-        launch: Any = self._launch(problem, tiles)
-        if isinstance(problem, WindowProblem):
-            launch = getattr(launch, LAUNCHES.get(problem.op, problem.op))
-        made: Callable[..., None] = launch
-        return made
+        op = problem.op if isinstance(problem, WindowProblem) else DECODE
+        launch: Callable[..., None] = getattr(self._launch(problem, tiles), LAUNCHES.get(op, op))
+        return launch
 
 
 def tunable_backends(

@@ -80,7 +80,7 @@ def kernel_parameters(arguments: Arguments, softmax_scale: float, P: int) -> lis
 def launch_shape(key: DecodeCompileKey, B: int, H: int) -> tuple[tuple[int, int, int], int]:
     """The grid, and the bytes of shared memory of a block."""
     grid = (H * (key.V // key.tiles.block_v), min(B, ROWS_PER_Z), -(-B // ROWS_PER_Z))
-    sums = key.tiles.num_warps if key.state_layout == "kv" else int(key.tiles.crowded and key.tiles.num_warps > 1)
+    sums = key.tiles.num_warps if key.state_layout == "kv" else int(key.tiles.crowded)
     return grid, 4 * key.tiles.block_v * sums
 
 

@@ -228,7 +228,7 @@ def test_launches_of_a_model_compile_for_tiles_and_alignments_alone(
         offsets, decays = torch.empty(rows, dtype=torch.int32), torch.empty(heads)
         problem = replace(decode_problem(q, q, q, s, offsets, decays, q), device=PROBLEM.device, arch=(9, 0))
         tiles.add(choose_decode_tiles(problem))
-        DecodeLaunch(problem)(q, q, q, s, offsets, decays, 0.5, q)
+        DecodeLaunch(problem).decode(q, q, q, s, offsets, decays, 0.5, q)
         assert calls[-1][-1] == slots
     assert len(made) == len(set(made)) <= len(tiles) + 1
     assert [key.aligned for key in made].count(False) == 1
@@ -250,5 +250,5 @@ def test_inputs_in_pieces_of_four_take_the_aligned_kernel(
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     out = torch.empty(2, 8, 64, dtype=torch.bfloat16)
     problem = replace(decode_problem(q, k, v, s, offsets, decays, out), device=PROBLEM.device, arch=(9, 0))
-    DecodeLaunch(problem)(q, k, v, s, offsets, decays, 0.5, out)
+    DecodeLaunch(problem).decode(q, k, v, s, offsets, decays, 0.5, out)
     assert [key.aligned for key in cache._kernels] == [aligned]

@@ -72,7 +72,7 @@ def test_the_threads_of_every_tile_cover_a_state_and_its_output_once(
             outputs = starts + across + (own // copies if tiles.spread_sums else own)
             outputs = outputs[:, own % copies == 0 if tiles.spread_sums else own < passes]
             # In a crowd a thread of the block each takes one from shared memory.
-            assert not tiles.crowded or tiles.num_warps == 1 or len(thread) >= tiles.block_v
+            assert not tiles.crowded or len(thread) >= tiles.block_v
         else:
             first = across * V + starts + along
             outputs = (starts + thread)[:, thread < tiles.block_v]
@@ -136,13 +136,24 @@ def test_a_launch_is_kept_for_its_problem_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(DecodeLaunch, "decode", decode)
     monkeypatch.setattr("la_cute.backend.MAX_LAUNCHES", 2)
     own = CuteBackend()
-    problems = [_problem(), _problem(), _problem(B=3)]
     x = torch.empty(0)
-    for problem in [problems[0], *problems, problems[0]]:
+
+    def launch_of(problem: DecodeProblem) -> DecodeLaunch:
         own.decode(problem, x, x, x, x, x, x, 1.0, x)
-        assert made.pop() is problem
-        assert own._launches[id(problem)].problem is problem
+        launch: DecodeLaunch = own._launches[id(problem)]
+        assert made.pop() is launch.problem is problem
         assert len(own._launches) <= 2
+        return launch
+
+    first, equal, third = _problem(), _problem(), _problem(B=3)
+    kept = launch_of(first)
+    assert launch_of(equal) is not kept
+    assert launch_of(first) is kept
+    launch_of(third)
+    assert launch_of(first) is not kept
+    # A problem that is gone leaves its number to another.
+    own._launches[id(equal)] = launch_of(third)
+    assert launch_of(equal) is not launch_of(third)
 
 
 def test_an_empty_pool_needs_no_kernel() -> None:

@@ -143,11 +143,12 @@ def _problem(B: int, G: int, overlap: bool, **changes: Any) -> DecodeProblem:
     ("problem", "aligned"),
     [
         (_problem(3, 6, False), False),
+        (_problem(256, 6, True), True),
         (_problem(40_000, 3, True), True),
         (_problem(4, 2, False, state_layout="kv", offsets_dtype=torch.int64), True),
         (_problem(32_768, 1, True, state_layout="kv"), False),
     ],
-    ids=["vk", "vk-overlap-rows-along-z", "kv", "kv-overlap"],
+    ids=["vk", "vk-overlap-of-a-crowd", "vk-overlap-rows-along-z", "kv", "kv-overlap"],
 )
 def test_host_code_launches_as_the_emulated_kernel_is_launched(
     problem: DecodeProblem, aligned: bool, tmp_path: Path

@@ -26,7 +26,7 @@ from la_cute import prebuilt_kernels
 from la_cute.backend import backend
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
 from la_cute.kernel_keys import KernelKey, key_of_decode, keys_of_problem
-from la_cute.prebuilt_keys import FAMILIES, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
+from la_cute.prebuilt_keys import FAMILIES, KINDS, LAYOUTS, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
 from la_cute.window_compile_key import CursorsCompileKey
 from la_cute.window_problems import window_problems
 
@@ -166,6 +166,27 @@ def test_what_is_prebuilt_is_all_that_common_calls_can_need(arch: str) -> None:
             if arch in WINDOW_ARCHES:
                 for window in window_problems(problem, 7 if rows % 2 else 15, (None, torch.int32)):
                     assert names.issuperset(map(function_name, keys_of_problem(window)))
+
+
+def test_the_kernels_of_decode_are_prebuilt_for_every_batch_and_number_of_heads() -> None:
+    """Of every kind that is prebuilt at all; as many heads as fill a large slot, and fewer."""
+    names = set(map(function_name, prebuilt_keys("sm_90a", "decode")))
+    sizes = itertools.product((1, 2, 3, 4, 7, 8, 16, 31, 64, 100, 256, 513), (1, 2, 8, 16, 32, 48, 64, 128, 256))
+    for (rows, heads), (size, io_dtype, state_dtype) in itertools.product(sizes, KINDS):
+        problem = DecodeProblem.contiguous(
+            B=rows,
+            P=rows,
+            H=heads,
+            K=size,
+            V=size,
+            io_dtype=io_dtype,
+            state_dtype=state_dtype,
+            device="cuda",
+            arch=(9, 0),
+        )
+        for layout, overlap in itertools.product(LAYOUTS, (False, True)):
+            one = replace(problem, state_layout=layout, overlap=overlap)
+            assert names.issuperset(map(function_name, keys_of_problem(one))), one
 
 
 @pytest.mark.parametrize("arch", list(ARCHES))

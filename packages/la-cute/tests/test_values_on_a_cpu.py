@@ -136,7 +136,7 @@ def launch(
     assert inputs.out is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("la_cute.decode_launch.compiled_kernel", emulated)
-        DecodeLaunch(problem, call.tiles(problem))(*inputs.tensors(), scale, inputs.out)
+        DecodeLaunch(problem, call.tiles(problem)).decode(*inputs.tensors(), scale, inputs.out)
     return kernels[0]
 
 
@@ -254,7 +254,19 @@ def _calls_of_other_architectures() -> list[Call]:
     ]
 
 
-CALLS = [*_calls_of_every_tile(), *_calls_of_other_kinds(), *_calls_of_other_architectures()]
+def _calls_of_a_crowd() -> list[Call]:
+    """Other sizes, dtypes and architectures in the tiles that share outputs."""
+    small = replace(ROWS, K=64, V=64)
+    wide = replace(ROWS, K=256, V=256, state_dtype=bf16)
+    return [
+        Call(small, 512, 8),
+        Call(small, 512, 8, overlap=True, arch=(10, 0)),
+        Call(wide, 30, 8, overlap=True),
+        Call(ROWS, 128, 8, overlap=True, arch=(12, 0)),
+    ]
+
+
+CALLS = [*_calls_of_every_tile(), *_calls_of_other_kinds(), *_calls_of_other_architectures(), *_calls_of_a_crowd()]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.id)
@@ -409,6 +421,7 @@ def _verdict(call: Call, change: Callable[[str], str] = lambda ptx: ptx) -> str:
 ALIGNED, SHIFTED = Call(SHORT), Call(replace(SHORT, shift=1))
 KV = Call(replace(SHORT, state_layout="kv"))
 OVERLAP = replace(ALIGNED, overlap=True)
+CROWD = replace(ALIGNED, batch=128, heads=8)
 
 
 DECAY = r"(ex2\.[^\n]*\n\s*)mul\.f32 (\s*%r\d+), [^\n]*;", r"\1mov.b32 \2, 0f3F800000;"
@@ -442,6 +455,7 @@ WRONG: dict[str, tuple[Call, str, str, str]] = {
         "in no allocation|s is read",
     ),
     "no-barrier": (KV, r"bar\.sync\s+0;", "", "reads what another one has written"),
+    "no-barrier-in-a-crowd": (CROWD, r"bar\.sync\s+0;", "", "reads what another one has written"),
     "divergent-barrier": (
         KV,
         r"(setp\.gt\.u32\s+(%p\d+),.*)(bar\.sync\s+0;)",

@@ -197,7 +197,7 @@ def test_every_tile_is_right_and_gives_the_same_bits_on_a_gpu(case: DecodeCase) 
         def call(given: DecodeInputs, tiles: DecodeTiles = tiles, overlap: bool = overlap) -> torch.Tensor:
             out = torch.full_like(given.v, torch.nan) if given.out is None else given.out
             problem = replace(check_decode(*given.tensors(), out=out), overlap=overlap)
-            DecodeLaunch(problem, tiles)(*given.tensors(), case.K**-0.5, out)
+            DecodeLaunch(problem, tiles).decode(*given.tensors(), case.K**-0.5, out)
             return out
 
         assert judge_decode(inputs, call) == [], tiles

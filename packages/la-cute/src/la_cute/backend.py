@@ -26,13 +26,18 @@ class EmptyPool:
         self.problem = problem
 
     def decode(self, *arguments: Any) -> None:
-        """Clear `out`, the last argument."""
+        """Clear `out`, the last argument, with a window and without."""
         arguments[-1].zero_()
 
-    def advance(self, *arguments: Any) -> None:
-        """Nothing is there to move or to bring in."""
+    def verify(self, *arguments: Any) -> None:
+        """The same."""
+        arguments[-1].zero_()
 
-    verify, commit = decode, advance
+    def commit(self, *arguments: Any) -> None:
+        """No state is there to bring anything into."""
+
+    def advance(self, *arguments: Any) -> None:
+        """No cursor is there."""
 
 
 class CuteBackend:

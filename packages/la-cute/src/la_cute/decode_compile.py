@@ -43,6 +43,7 @@ class KernelSpec:
 
 def kernel_spec(key: DecodeCompileKey) -> KernelSpec:
     """What a key means for the kernels."""
+    assert not key.tiles.crowded or (key.state_layout == "vk" and key.tiles.num_warps > 1)
     threads = thread_layout(key.K, key.state_dtype, key.state_layout, key.tiles)
     sharing = threads.lanes if key.state_layout == "vk" else threads.lines
     return KernelSpec(

@@ -12,8 +12,8 @@ One thread block owns `block_v` rows of V of one (row, head). It loads them once
 allow, keeps them in registers, and stores them once. With K contiguous a warp sums its own rows; with V contiguous the
 warps of a block share the sum through shared memory. Blocks share nothing.
 
-In a crowd, more blocks than run at a time, one warp stores the outputs of the whole block: two or four rows are too few
-for a write of each warp's own. With overlap the next kernel is then let in behind the loads of the states, not first of
+In a crowd, some more blocks than run at a time, a block's outputs are stored together: two or four rows are too few for
+a write of each warp's own. With overlap the next kernel is then let in behind the loads of the states, not first of
 all. That also keeps what is computed for the inputs' addresses in front of the wait; the compiler moves it behind
 otherwise, where all blocks that have waited compute it at the same time.
 
@@ -131,10 +131,9 @@ def decode_kernel(
     vector, lanes, repeats, lines, passes = spec.threads
     own = lane % lanes
     line = cute.assume((warp * lines + lane // lanes) * passes, divby=passes)
-    gathers = const_expr(spec.tiles.crowded and spec.state_layout == "vk" and spec.tiles.num_warps > 1)
-    if const_expr(gathers or spec.state_layout == "kv"):
+    if const_expr(spec.tiles.crowded or spec.state_layout == "kv"):
         memory = cutlass.memory.SmemAllocator()
-        sums = const_expr(1 if gathers else spec.tiles.num_warps)
+        sums = const_expr(1 if spec.tiles.crowded else spec.tiles.num_warps)
         s_o = memory.allocate_tensor(Float32, cute.make_layout((spec.tiles.block_v, sums)), 16)
     if row < s_offsets.shape[0]:
         slot = Int64(s_offsets[row])
@@ -185,7 +184,7 @@ def decode_kernel(
             b_o = sum_over_lanes(r_o, own, spec)
         if const_expr(not spec.tiles.store_first):
             store_states(r_S, g_S, live, spec)
-        if const_expr(gathers):
+        if const_expr(spec.tiles.crowded):
             b_o = gather_outputs(b_o, i_o - start_v, writes, thread, s_o, spec)
             i_o, writes = start_v + thread, thread < spec.tiles.block_v
         b_o = b_o * scale

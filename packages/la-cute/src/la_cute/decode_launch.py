@@ -59,5 +59,3 @@ class DecodeLaunch:
         )
         run = self._by_alignment[aligned] or self._prepare(aligned)
         run(s_offsets, s, decay_scales, q, k, v, out, softmax_scale, self.problem.P)
-
-    __call__ = decode

@@ -49,8 +49,9 @@ class DecodeTiles:
     spread_sums
         Whether the lanes of a warp share out the sums of its rows, which takes fewer shuffles, or each takes all.
     crowded
-        Whether it is made for more blocks than run at a time: one warp stores the outputs of all, and with overlap the
-        next kernel is let in when states have been asked for, not first of all.
+        Whether it is made for some more blocks than run at a time, with K contiguous and several warps: the block's
+        outputs are stored together, and with overlap the next kernel is let in when states have been asked for, not
+        first of all.
     """
 
     block_v: int
@@ -127,7 +128,7 @@ _16_BITS_WITHOUT_OVERLAP = (*_WITHOUT_OVERLAP[:4], _WITHOUT_OVERLAP[-1])
 _16_BITS_WITH_OVERLAP = (*_WITH_OVERLAP_LARGE_SLOTS[:4], _WITH_OVERLAP[4], _WITH_OVERLAP[-1])
 
 LARGE_SLOT = 2 << 20
-"""Bytes of a slot from which on it fills pages of memory of its own: blocks that run at a time then share few."""
+"""Bytes of states in a slot from which on it counts as large. Measured with slots of 0.5, 1, 2 and 4 MiB."""
 
 
 def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
@@ -153,8 +154,9 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     ============ ================================== ============= ================================== =============
 
     `sf` is `store_first`, `ss` is `spread_sums`, `c` is `crowded`, and a large slot has :data:`LARGE_SLOT` bytes of
-    states or more. Other sizes, and states of 16 bits, take the tiles of as many bytes, unmeasured; but beyond 512
-    units those of 16 bits take none for a crowd, with which la-triton was faster in a grid.
+    states or more. Other sizes, and states of 16 bits, take the tiles of as many bytes, not tuned. Those of 16 bits
+    take, with overlap, the tile of large slots up to 128 units, and beyond 512 units none for a crowd: with it, large
+    calls of theirs took longer with overlap than without (`grid-bf16.jsonl` of the record `2026-11-30-full-3`).
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.

@@ -44,9 +44,6 @@ PLACES = (7, 15)
 COUNTS_DTYPES = (None, torch.int32)
 """Of draft lengths and accepted tokens."""
 
-MANY_HEADS = 256
-"""With as many, a slot of any kind above is a large one."""
-
 MOST_STATES = 4096 * 64
 """Rows times heads of the largest batch."""
 
@@ -102,12 +99,12 @@ def function_name(key: KernelKey) -> str:
 
 
 def _keys_of_all_batches(problem: DecodeProblem | WindowProblem) -> Iterator[KernelKey]:
-    """What is chosen for any number of rows and heads, of which their product counts, and whether there are many heads.
+    """What is chosen for any number of rows and heads, of which their product counts, and the bytes of a slot.
 
     Every product up to 32, then steps of at most 1/16: no tile is chosen for a narrower range than that.
     """
     states = 1
     while states <= MOST_STATES:
-        for heads in (1, MANY_HEADS):
-            yield from keys_of_problem(replace(problem, B=-(-states // heads), H=heads, G=heads))
+        for rows, heads in ((states, 1), (1, states)):
+            yield from keys_of_problem(replace(problem, B=rows, H=heads, G=heads))
         states += max(1, states // 16)

@@ -40,7 +40,7 @@ class DecodeLaunch(KernelLaunch[DecodeProblem]):
         key = decode_compile_key(self.problem, self.arch, self.tiles, aligned=aligned)
         return key, partial(compile_decode, key), tuple(kernel_constants(key).values())
 
-    def __call__(
+    def decode(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -83,7 +83,7 @@ def launch_decode(
 ) -> None:
     """Run one checked call on a GPU; arguments as in :meth:`la_core.backends.backend_contract.Backend.decode`."""
     launch = launch_of(problem, DecodeLaunch)
-    launch(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+    launch.decode(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
 
 
 def interpret_decode(
