@@ -172,6 +172,8 @@ def test_an_empty_pool_needs_no_kernel() -> None:
         out = torch.ones(3)
         call(out)
         assert torch.equal(out, torch.zeros(3))
+    assert backend.direct_decode(decode, (1,) * 7) is None
+    assert backend.direct_decode(_problem(), (1,) * 7) is None
     backend.commit(problems["commit"], window, x, x, x, 1, None)
     backend.advance(problems["advance"], window, x, 1, None, False)
     assert torch.equal(x, torch.ones(2))

@@ -18,10 +18,13 @@ import pytest
 import torch
 
 from la_core import DecodeProblem
+from la_core.ops.decode_values import TENSORS
 from la_core.spec.decode_problem import StateLayout
+from la_cute import prebuild
 from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
 from la_cute.kernel_keys import KernelKey
+from la_cute.prebuilt_kernels import DECODE_CALL
 from la_cute.window_compile_key import cursors_compile_key, window_compile_key
 from la_cute.window_problems import window_problems
 from la_cute.window_tiles import choose_window_tiles
@@ -89,6 +92,8 @@ int CuteDSLRT_TVMFFISetRaisedCudaError(void) { return -1; }
 
 
 MOST_PARAMETERS = 24
+
+DECODE_CALL_FILE = Path(prebuild.__file__).with_name("decode_call.c")
 
 
 class _DLTensor(ctypes.Structure):
@@ -168,9 +173,11 @@ def test_host_code_launches_as_the_emulated_kernel_is_launched(
     }
     arguments = _arguments(shapes)
     grid, shared_bytes = launch_shape(key, B, H)
-    shape, parameters = _launch(key, tmp_path, [shapes[name] for name in arguments], (0.3, P), arguments)
-    assert shape == (*grid, 32 * key.tiles.num_warps, 1, 1, shared_bytes, int(key.overlap))
-    _assert_same(parameters, kernel_parameters(arguments, 0.3, P))
+    for direct in (False, True):
+        given = [shapes[name] for name in arguments]
+        shape, parameters = _launch(key, tmp_path, given, (0.3, P), arguments, direct=direct)
+        assert shape == (*grid, 32 * key.tiles.num_warps, 1, 1, shared_bytes, int(key.overlap))
+        _assert_same(parameters, kernel_parameters(arguments, 0.3, P))
 
 
 @pytest.mark.parametrize("layout", ["vk", "kv"])
@@ -233,24 +240,41 @@ def _arguments(shapes: Shapes) -> Arguments:
 
 
 def _launch(
-    key: KernelKey, folder: Path, given: list[Shape | None], numbers: tuple[Any, ...], arguments: Arguments
+    key: KernelKey,
+    folder: Path,
+    given: list[Shape | None],
+    numbers: tuple[Any, ...],
+    arguments: Arguments,
+    direct: bool = False,
 ) -> tuple[tuple[int, ...], list[tuple[int, bytes]]]:
-    """What host code hands to CUDA: grid, block, shared memory and overlap; size and bytes of each parameter."""
+    """What host code hands to CUDA: grid, block, shared memory and overlap; size and bytes of each parameter.
+
+    With `direct`, a call of decode goes through `decode_call.c`.
+    """
     function = key.compile(f"--keep-ptx --dump-dir={folder}")
     function.export_to_c(str(folder / "kernel.o"), function_name="kernel", export_only_tvm_ffi_symbols=True)
     (folder / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
     archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
-    command = ("gcc", "-shared", "-fPIC", "-o", "kernel.so", "kernel.o", "cuda.c", *map(str, archives))
+    name = "direct.so" if direct else "kernel.so"
+    native = (str(DECODE_CALL_FILE), "-I", tvm_ffi.libinfo.find_include_path()) if direct else ()
+    command = ("gcc", "-shared", "-fPIC", "-o", name, "kernel.o", "cuda.c", *native, *map(str, archives))
     # Its own functions, whatever the process has loaded under the same names.
     subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=folder, check=True)
-    module = tvm_ffi.load_module(str(folder / "kernel.so"))
-    library = ctypes.CDLL(str(folder / "kernel.so"))
+    module = tvm_ffi.load_module(str(folder / name))
+    library = ctypes.CDLL(str(folder / name))
     sizes = list(parse_ptx(function.artifacts.PTX).parameters.values())
     ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
     (ctypes.c_uint * MOST_PARAMETERS).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
     places = iter(arguments.values())
     fakes = [None if one is None else _CudaTensor(next(places), one[0]) for one in given]
-    module["kernel"](*(fake and tvm_ffi.from_dlpack(fake) for fake in fakes), *numbers)
+    tensors = [fake and tvm_ffi.from_dlpack(fake) for fake in fakes]
+    if direct:
+        scale, slots = numbers
+        by_name = dict(zip(arguments, tensors, strict=True))
+        call = module[DECODE_CALL](module["kernel"], slots, 0, 0, *(1 for _ in TENSORS))
+        assert call(*(by_name[name] for name in TENSORS), scale) is True
+    else:
+        module["kernel"](*tensors, *numbers)
     shape = tuple((ctypes.c_uint * 8).in_dll(library, "recorded_shape"))
     recorded = (ctypes.c_ubyte * 64 * MOST_PARAMETERS).in_dll(library, "recorded_parameters")
     return shape, [(size, bytes(part)) for size, part in zip(sizes, recorded, strict=False)]

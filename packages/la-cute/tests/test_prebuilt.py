@@ -25,6 +25,7 @@ from la_cute import compiled_kernel_cache as cache
 from la_cute import prebuilt_kernels
 from la_cute.backend import backend
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
+from la_cute.decode_launch import DecodeLaunch
 from la_cute.kernel_keys import KernelKey, key_of_decode, keys_of_problem
 from la_cute.prebuilt_keys import FAMILIES, KINDS, LAYOUTS, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
 from la_cute.window_compile_key import CursorsCompileKey
@@ -259,6 +260,22 @@ def test_a_process_without_the_compiler_loads_a_prebuilt_kernel(built: Path) -> 
 
 
 @linked
+def test_calls_go_a_direct_way_once_a_prebuilt_kernel_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extents = tuple(range(1, 8))
+    launch = DecodeLaunch(PROBLEM)
+    assert launch.direct(extents) is None
+    launch._prepare(False)
+    assert launch.direct(extents) is None
+    launch._prepare(True)
+    assert type(launch.direct(extents)).__name__ == "Function"
+    odd = DecodeLaunch(replace(PROBLEM, s_row_stride=PROBLEM.s_row_stride + 1))
+    odd._prepare(False)
+    assert callable(odd.direct(extents))
+    monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
+    assert launch.direct(extents) is None
+
+
+@linked
 def test_a_prebuilt_kernel_comes_before_the_disk_and_the_compiler(folder: Path) -> None:
     assert callable(cache.compiled_kernel(_key()))
     assert cache.kernel_origins() == {"prebuilt": 1}
@@ -449,7 +466,9 @@ def test_prebuilt_and_just_compiled_kernels_are_the_same_machine_code(
 def test_a_library_shows_its_functions_and_nothing_else(built: Path) -> None:
     listing = subprocess.run(["nm", "-D", str(_library(built))], capture_output=True, text=True, check=True).stdout
     shown = {line.split()[-1] for line in listing.splitlines() if " T " in line}
-    assert shown == {f"__tvm_ffi_{function_name(_key(aligned))}" for aligned in (True, False)}
+    assert shown == {
+        f"__tvm_ffi_{name}" for name in (prebuilt_kernels.DECODE_CALL, *(function_name(_key(a)) for a in (True, False)))
+    }
 
 
 @linked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
@@ -38,6 +39,9 @@ class EmptyPool:
 
     def advance(self, *arguments: Any) -> None:
         """No cursor is there."""
+
+    def direct(self, extents: tuple[int, ...]) -> None:
+        """There is no quicker way."""
 
 
 class CuteBackend:
@@ -84,6 +88,11 @@ class CuteBackend:
         if launch is None or launch.problem is not problem:
             launch = self._prepare(problem)
         launch.decode(q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+
+    def direct_decode(self, problem: DecodeProblem, extents: tuple[int, ...]) -> Callable[..., bool] | None:
+        """See :class:`la_core.backends.backend_contract.DirectBackend`."""
+        launch = self._launches.get(id(problem))
+        return launch.direct(extents) if launch is not None and launch.problem is problem else None
 
     def decode_window(
         self,

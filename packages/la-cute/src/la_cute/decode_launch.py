@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from la_core.spec.decode_problem import DecodeProblem
 from la_cute.compiled_kernel_cache import compiled_kernel
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles
 from la_cute.kernel_keys import key_of_decode
+from la_cute.prebuilt_kernels import decode_call_of
 
 
 class DecodeLaunch:
@@ -40,6 +42,17 @@ class DecodeLaunch:
     def _prepare(self, aligned: bool) -> Any:
         key = key_of_decode(self.problem, self.tiles, aligned=aligned)
         function = self._by_alignment[aligned] = compiled_kernel(key)
+        return function
+
+    def direct(self, extents: tuple[int, ...]) -> Callable[..., bool] | None:
+        """The kernel of prebuilt libraries behind native code that looks at addresses, if the first call took it."""
+        aligned = self._strides_aligned
+        kernel = self._by_alignment[aligned]
+        make = decode_call_of(key_of_decode(self.problem, self.tiles, aligned=aligned)) if kernel is not None else None
+        if make is None:
+            return None
+        masks = (ACCESS_BYTES - 1, self._io_mask) if aligned else (0, 0)
+        function: Callable[..., bool] = make(kernel, self.problem.P, *masks, *extents)
         return function
 
     def decode(

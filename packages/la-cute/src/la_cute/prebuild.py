@@ -5,7 +5,7 @@
 writes the libraries of the named architectures, of all by default, into the package, unless they are up to date: one
 for decode, and where they are built ahead of time one for the operators of the KV window. Each is linked of the
 kernels' object files, the compiler's static launch functions, the static CUDA runtime of the distribution
-`nvidia-cuda-runtime`, and `cuda_error.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
+`nvidia-cuda-runtime`, `cuda_error.c` and `decode_call.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from la_cute.prebuilt_keys import FAMILIES, function_name, prebuilt_keys
 
 CUDA_RUNTIME = "nvidia-cuda-runtime"
 
-ERROR_FILE = Path(__file__).with_name("cuda_error.c")
+C_FILES = tuple(Path(__file__).with_name(name) for name in ("cuda_error.c", "decode_call.c"))
 
 CPU, CPU_FEATURES = "x86-64", ("sse2",)
 """Host code is for every processor of this family. Left alone, the compiler takes the one that it runs on."""
@@ -127,7 +127,9 @@ def link(objects: Sequence[Path], scratch: Path) -> Path:
     runtime = importlib.metadata.distribution(CUDA_RUNTIME).locate_file("nvidia/cu13/lib/libcudart_static.a")
     archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", runtime, tvm_ffi.libinfo.find_libtvm_ffi())
     command = (
-        *("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", library, *objects, ERROR_FILE, *archives),
+        *("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror"),
+        *("-I", tvm_ffi.libinfo.find_include_path(), "-I", tvm_ffi.libinfo.find_dlpack_include_path()),
+        *("-o", library, *objects, *C_FILES, *archives),
         *("-lpthread", "-ldl", "-lrt", f"-Wl,--version-script={exports}"),
         *("-Wl,--gc-sections", "-Wl,--strip-all", "-Wl,--no-undefined", "-Wl,-z,now"),
     )

@@ -31,6 +31,9 @@ ENV_PREBUILT = "LA_CUTE_PREBUILT"
 FOLDER = Path(__file__).parent.with_name("la_cute_kernels")
 """Where the libraries are."""
 
+DECODE_CALL = "decode_call"
+"""Name of the function of every library that `decode_call.c` describes."""
+
 FFI = "apache-tvm-ffi"
 """The distribution through which functions are called, of any source."""
 
@@ -173,14 +176,24 @@ def why_missing(key: KernelKey) -> str | None:
 
 def prebuilt_kernel(key: KernelKey) -> Any:
     """The function of a key, as from its `compile`; None if it is not prebuilt."""
+    return _function(key, function_name(_of_library(key)))
+
+
+def decode_call_of(key: KernelKey) -> Any:
+    """What makes calls of decode with a prebuilt kernel, see `decode_call.c`; None if that key is not prebuilt."""
+    return _function(key, DECODE_CALL)
+
+
+def _function(key: KernelKey, name: str) -> Any:
+    """A function of the library that has a key; None without one."""
     if why_missing(key) is not None:
         return None
     found = _of_library(key)
     path = find_library(FOLDER, found.arch, family_of(found)).path
     try:
-        return _module(path)[function_name(found)]
+        return _module(path)[name]
     except (RuntimeError, AttributeError) as reason:
-        warnings.warn(f"la-cute cannot load {path}: {reason}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"la-cute cannot load {path}: {reason}", RuntimeWarning, stacklevel=5)
         return None
 
 

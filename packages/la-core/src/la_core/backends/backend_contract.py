@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -55,6 +56,20 @@ class Backend(Protocol):
         `la_core` has checked every argument and `problem` holds their facts: `B >= 1`, and `refusal(problem)` was
         None. The same `problem` object comes back for calls with the same facts, so it may key a cache by identity.
         Values of `s_offsets` are unchecked on a GPU: negative and `>= P` both mean padding.
+        """
+
+
+class DirectBackend(Protocol):
+    """What a backend may have beside :meth:`Backend.decode`, for less time from Python. It is looked up by name."""
+
+    def direct_decode(self, problem: DecodeProblem, extents: tuple[int, ...]) -> Callable[..., bool] | None:
+        """A function for calls that have the facts of `problem`, or None. Asked for when the first of them has run.
+
+        The function takes `(q, k, v, s, s_offsets, decay_scales, out, softmax_scale)`, positionally. Facts are checked,
+        memory is not: of each tensor, in that order, `extents` says how many bytes there are from its first element to
+        its last. Where those of `s` or of `out` meet those of another tensor, and for any reason of its own, the
+        function answers False and has done nothing: `la_core` then goes the whole way. Otherwise it does what `decode`
+        does, and answers True.
         """
 
 

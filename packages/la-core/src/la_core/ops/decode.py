@@ -6,7 +6,7 @@ import torch
 from torch.compiler import is_compiling
 
 from la_core.backends.choose_backend import AUTO, Choice, current_defaults, explain
-from la_core.ops.decode_plan import find_plan, latest
+from la_core.ops.decode_plan import DecodePlan, find_plan, latest
 from la_core.ops.decode_traced import decode_operator
 from la_core.ops.decode_values import (
     ENV_CHECK_OFFSETS,
@@ -132,6 +132,17 @@ def decode(
             )
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
 
+    direct = plan.direct
+    if (
+        direct is not None
+        and (softmax_scale is None or type(softmax_scale) is float)
+        and not (check_offsets or (ENV_CHECK_OFFSETS and check_offsets is None))
+    ):
+        target = out if out is not None else _new_output(v, plan)
+        scale = plan.default_scale if softmax_scale is None else softmax_scale
+        if direct(q, k, v, s, s_offsets, decay_scales, target, scale):
+            return target
+
     # What is written must not overlap anything else. Extents that do not meet settle it; the rest is judged exactly.
     q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
     s_start, offsets_start, decay_start = s.data_ptr(), s_offsets.data_ptr(), decay_scales.data_ptr()
@@ -170,10 +181,15 @@ def decode(
     elif type(softmax_scale) is not float:
         softmax_scale = check_number("decode", "softmax_scale", softmax_scale)
     if out is None:
-        out = torch.empty_like(v) if plan.like_v else torch.empty_like(v, memory_format=torch.contiguous_format)
+        out = _new_output(v, plan)
     if plan.run is not None:
         plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
+        plan.after_call()
     return out
+
+
+def _new_output(v: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+    return torch.empty_like(v) if plan.like_v else torch.empty_like(v, memory_format=torch.contiguous_format)
 
 
 def explain_choice(problem: DecodeProblem | WindowProblem, *, backend: str = AUTO) -> Choice:

@@ -9,7 +9,7 @@ import torch
 
 from la_core.backends.choose_backend import CallDefaults
 from la_core.backends.discover_backends import when_forgotten
-from la_core.ops.decode_values import check_values
+from la_core.ops.decode_values import TENSORS, check_values
 from la_core.ops.kept_plans import KeptPlan, PlanStore, Tensors
 from la_core.spec.decode_checks import check_decode
 from la_core.spec.decode_problem import DecodeProblem
@@ -24,22 +24,39 @@ class DecodePlan(KeptPlan[DecodeProblem]):
         `K ** -0.5`.
     checked_offsets
         The offsets that passed last: all layers of a model share them, so most calls compare instead of checking.
+    direct
+        What the backend offers for these facts, as a `DirectBackend`; None before the first call has run, and if it
+        offers nothing.
     disjoint
         Arrangements in memory that were found free of overlap although ranges of addresses meet.
     like_v
         True if `empty_like(v)` is contiguous without being told so, which is the faster call.
     """
 
-    __slots__ = ("checked_offsets", "default_scale", "disjoint", "like_v")
+    __slots__ = ("_offer", "checked_offsets", "default_scale", "direct", "disjoint", "like_v")
 
     def __init__(
-        self, problem: DecodeProblem, run: Callable[..., None], asked: str, defaults: CallDefaults, tensors: Tensors
+        self, problem: DecodeProblem, backend: object, method: str, asked: str, defaults: CallDefaults, tensors: Tensors
     ) -> None:
-        super().__init__(problem, run, asked, defaults, tensors)
+        super().__init__(problem, backend, method, asked, defaults, tensors)
+        self.direct: Callable[..., bool] | None = None
+        self._offer: Any = getattr(backend, "direct_decode", None)
         self.default_scale = float(problem.K) ** -0.5
         self.disjoint: set[tuple[int, ...]] = set()
         self.checked_offsets: list[int] | None = None
         self.like_v = torch.empty_like(tensors[2]).is_contiguous()
+
+    def after_call(self) -> None:
+        """Ask the backend for what it offers, once: what the first call had to prepare is there now."""
+        # Where values are read, every call has something to check.
+        if self._offer is None or self.reads_values:
+            return
+        offer, self._offer = self._offer, None
+        extents = self.extents
+        if len(extents) < len(TENSORS):
+            out = self.problem.B * self.problem.H * self.problem.V * self.problem.out_dtype.itemsize
+            extents = *extents, out
+        self.direct = offer(self.problem, extents)
 
 
 store = PlanStore("decode", "decode", DecodePlan)

@@ -47,12 +47,12 @@ class KeptPlan(Generic[ProblemT]):
     __slots__ = ("asked", "defaults", "extents", "guard", "key", "problem", "reads_values", "run")
 
     def __init__(
-        self, problem: ProblemT, run: Callable[..., None], asked: str, defaults: CallDefaults, tensors: Tensors
+        self, problem: ProblemT, backend: object, method: str, asked: str, defaults: CallDefaults, tensors: Tensors
     ) -> None:
         self.asked = asked
         self.defaults = defaults
         self.problem: ProblemT = problem
-        self.run: Callable[..., None] | None = run if problem.B > 0 else None
+        self.run: Callable[..., None] | None = getattr(backend, method) if problem.B > 0 else None
         self.reads_values = problem.device.type == "cpu"
         self.extents = tuple(byte_extent(t.shape, t.stride(), t.element_size()) for t in tensors)
         self.key = plan_key(asked, defaults, tensors)
@@ -117,8 +117,8 @@ class PlanStore(Generic[PlanT]):
         if plan is None:
             # All that can be wrong with the call is said before a backend is chosen: all give the same sentence.
             problem = dataclasses.replace(check(), overlap=defaults.overlap)
-            run = getattr(choose_backend(problem, asked, self.op), self.method)
-            plan = self.make(problem, run, asked, defaults, tensors)
+            chosen = choose_backend(problem, asked, self.op)
+            plan = self.make(problem, chosen, self.method, asked, defaults, tensors)
             with self._lock:
                 if len(self.plans) >= MAX_PLANS:
                     self.plans.clear()

@@ -38,9 +38,9 @@ class WindowPlan(KeptPlan[WindowProblem]):
     __slots__ = ("apart", "checked_offsets", "default_scale")
 
     def __init__(
-        self, problem: WindowProblem, run: Callable[..., None], asked: str, defaults: CallDefaults, tensors: Tensors
+        self, problem: WindowProblem, backend: object, method: str, asked: str, defaults: CallDefaults, tensors: Tensors
     ) -> None:
-        super().__init__(problem, run, asked, defaults, tensors)
+        super().__init__(problem, backend, method, asked, defaults, tensors)
         self.apart: set[tuple[int, ...]] = set()
         self.checked_offsets: list[int] | None = None
         self.default_scale = float(max(problem.K, 1)) ** -0.5
