@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import la_core
-from la_core.backends.backend_contract import Backend
+from la_core.backends.backend_contract import Backend, DirectBackend
 from la_core.backends.capabilities import TABLE_HEADER
 from la_core.conformance.decode_cases import NON_IDENTITY
 from la_core.conformance.target import Target
@@ -35,6 +35,12 @@ def test_signatures_are_those_of_the_protocol(target: Target, method: str) -> No
     protocol = list(inspect.signature(getattr(Backend, method)).parameters)[1:]
     assert list(ours) == protocol
     assert all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in ours.values())
+
+
+def test_a_direct_way_has_the_signature_of_the_protocol(target: Target) -> None:
+    offer = getattr(target.backend, "direct_decode", None)
+    protocol = list(inspect.signature(DirectBackend.direct_decode).parameters)[1:]
+    assert offer is None or list(inspect.signature(offer).parameters) == protocol
 
 
 def test_capabilities_are_well_formed(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from la_core import DecodeProblem, SpecViolation, decode
 from la_core.backends.discover_backends import load_backend
 from la_core.conformance.decode_error_cases import legal_arguments
 from la_core.ops.decode_plan import DecodePlan, latest
+
+decode_module = importlib.import_module("la_core.ops.decode")
 
 Install = Callable[..., None]
 Arguments = dict[str, Any]
@@ -55,6 +58,7 @@ def _known(arguments: Arguments) -> DecodePlan:
     plan = latest.given if "out" in arguments else latest.allocating
     assert plan is not None
     plan.reads_values = False
+    plan.offer = load_backend(arguments["backend"]).direct_decode  # type: ignore[attr-defined]
     decode(**arguments)
     return plan
 
@@ -97,12 +101,14 @@ def test_it_writes_to_an_output_of_its_own(offer: Offer) -> None:
 
 @pytest.mark.parametrize("given", [True, False], ids=["out-given", "out-allocated"])
 def test_it_is_told_how_far_each_tensor_reaches(offer: Offer, given: bool) -> None:
-    arguments = _arguments(q=torch.zeros(2, 5, 64, dtype=torch.bfloat16)[:, 1:3])
+    spread = torch.zeros(2, 4, 192, dtype=torch.bfloat16)
+    arguments = _arguments(q=torch.zeros(2, 5, 64, dtype=torch.bfloat16)[:, 1:3], out=spread[:, :, :128])
     if not given:
         del arguments["out"]
     _known(arguments)
     ((_, extents),) = offer.asked
-    assert extents == (2 * (5 + 2) * 64, 2 * 4 * 64, 2 * 8 * 128, 4 * 12 * 128 * 64, 4 * 2, 4 * 4, 2 * 8 * 128)
+    out = 2 * (7 * 192 + 128) if given else 2 * 8 * 128
+    assert extents == (2 * (5 + 2) * 64, 2 * 4 * 64, 2 * 8 * 128, 4 * 12 * 128 * 64, 4 * 2, 4 * 4, out)
 
 
 def test_a_call_that_it_does_not_take_goes_the_whole_way(offer: Offer) -> None:
@@ -158,3 +164,41 @@ def test_nothing_offered_is_nothing_taken(offer: Offer, monkeypatch: pytest.Monk
     assert plan.direct is None
     assert not _is_direct(arguments)
     assert len(asked) == 1
+
+
+def test_a_call_stands_whatever_comes_behind_it(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(problem: DecodeProblem, extents: tuple[int, ...]) -> None:
+        raise ValueError("not today")
+
+    monkeypatch.setattr(load_backend("made"), "direct_decode", broken)
+    arguments = _arguments()
+    with pytest.warns(RuntimeWarning, match="not today"):
+        plan = _known(arguments)
+    assert bool((arguments["out"] == 1).all())
+    assert (plan.direct, plan.offer) == (None, None)
+    assert not _is_direct(arguments)
+
+
+def test_an_offer_that_another_thread_has_taken(offer: Offer) -> None:
+    arguments = _arguments()
+    plan = _known(arguments)
+    plan.take_offer()
+    assert len(offer.asked) == 1
+    assert _is_direct(arguments)
+
+
+def test_an_output_that_was_made_in_vain_is_used(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    new_output = decode_module._new_output
+
+    def remembering(v: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+        made.append(new_output(v, plan))
+        return made[-1]
+
+    arguments = _arguments()
+    del arguments["out"]
+    _known(arguments)
+    offer.answer = False
+    monkeypatch.setattr(decode_module, "_new_output", remembering)
+    assert decode(**arguments) is made[0]
+    assert len(made) == 1

@@ -15,6 +15,7 @@ import torch
 
 from la_cute.prebuilt_kernels import DECODE_CALL
 
+pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None,
     reason="not run: native code is linked by gcc, on Linux for x86-64",
@@ -114,9 +115,10 @@ def test_what_is_written_lies_apart(
     start, size, own = 9 << 12, apart[written].nbytes, apart[name].nbytes
 
     def passes(at: int) -> Any:
-        return function(*_tensors(memory, **{written: start, name: at}).values(), 1.0)
+        tensors = {**apart, written: memory[start : start + size], name: memory[at : at + own]}
+        return function(*tensors.values(), 1.0)
 
-    assert [passes(at) for at in (start + 4 - own, start, start + size - 4)] == [False] * 3
+    assert [passes(at) for at in (start + 1 - own, start, start + size - 1)] == [False] * 3
     assert kernel.calls == []
     assert [passes(at) for at in (start - own, start + size)] == [True] * 2
     assert len(kernel.calls) == 2
@@ -159,8 +161,18 @@ def test_what_a_kernel_raises_is_raised(make: Callable[..., Any], memory: torch.
 
 @pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("kernel", *range(10))])
 def test_what_makes_calls_refuses_other_facts(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(TypeError, match="takes a kernel and"):
+    with pytest.raises(TypeError, match=r"^decode_call takes a kernel and ten whole numbers$"):
         make(*arguments)
+
+
+@pytest.mark.parametrize("wrong", range(10))
+def test_what_makes_calls_takes_whole_numbers(make: Callable[..., Any], kernel: Kernel, wrong: int) -> None:
+    import tvm_ffi
+
+    for other in (1.0, None, "1"):
+        numbers = [other if n == wrong else 1 for n in range(10)]
+        with pytest.raises(TypeError, match="ten whole numbers"):
+            make(tvm_ffi.convert(kernel), *numbers)
 
 
 def test_a_kernel_is_kept_as_long_as_its_call(make: Callable[..., Any], memory: torch.Tensor) -> None:

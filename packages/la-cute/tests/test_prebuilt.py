@@ -268,11 +268,23 @@ def test_calls_go_a_direct_way_once_a_prebuilt_kernel_is_there(folder: Path, mon
     assert launch.direct(extents) is None
     launch._prepare(True)
     assert type(launch.direct(extents)).__name__ == "Function"
-    odd = DecodeLaunch(replace(PROBLEM, s_row_stride=PROBLEM.s_row_stride + 1))
-    odd._prepare(False)
-    assert callable(odd.direct(extents))
+    monkeypatch.setattr(cache, "_kernels", {})
     monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
+    launch._prepare(True)
+    monkeypatch.delenv(prebuilt_kernels.ENV_PREBUILT)
     assert launch.direct(extents) is None
+
+
+@linked
+@pytest.mark.parametrize(("gap", "masks"), [(0, (15, 7)), (1, (0, 0))], ids=["aligned", "unaligned"])
+def test_the_direct_way_gets_the_kernel_and_the_addresses_that_it_can_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gap: int, masks: tuple[int, int]
+) -> None:
+    launch = DecodeLaunch(replace(PROBLEM, s_row_stride=PROBLEM.s_row_stride + gap))
+    kernels = {aligned: launch._prepare(aligned) for aligned in (True, False)}
+    monkeypatch.setattr("la_cute.decode_launch.decode_call_of", lambda key: lambda *facts: facts)
+    facts = launch.direct(tuple(range(1, 8)))
+    assert facts == (kernels[gap == 0], PROBLEM.P, *masks, *range(1, 8))
 
 
 @linked

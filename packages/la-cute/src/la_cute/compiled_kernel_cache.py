@@ -66,6 +66,12 @@ def kernel_origins() -> Counter[Origin]:
     return Counter(kernel.origin for kernel in _kernels.values())
 
 
+def origin_of(key: KernelKey) -> Origin | None:
+    """Where a kernel came from; None if this process has not made it ready."""
+    kernel = _kernels.get(key)
+    return kernel.origin if kernel is not None else None
+
+
 def compiled_kernel(key: KernelKey) -> Any:
     """The function of a key, as from its `compile`.
 

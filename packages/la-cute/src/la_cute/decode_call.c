@@ -67,9 +67,13 @@ static void forget(void* self) {
 int __tvm_ffi_decode_call(void* self, const TVMFFIAny* facts, int32_t count, TVMFFIAny* result) {
   int fit = count == FACTS && facts[KERNEL].type_index == kTVMFFIFunction;
   for (int n = SLOTS; fit && n < FACTS; ++n) fit = facts[n].type_index == kTVMFFIInt;
-  Call* made = fit ? malloc(sizeof *made) : NULL;
+  if (!fit) {
+    TVMFFIErrorSetRaisedFromCStr("TypeError", "decode_call takes a kernel and ten whole numbers");
+    return -1;
+  }
+  Call* made = malloc(sizeof *made);
   if (!made) {
-    TVMFFIErrorSetRaisedFromCStr("TypeError", "decode_call takes a kernel and eleven numbers");
+    TVMFFIErrorSetRaisedFromCStr("MemoryError", "decode_call has no memory");
     return -1;
   }
   made->kernel = facts[KERNEL].v_obj;

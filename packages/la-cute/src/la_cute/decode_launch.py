@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from la_core.spec.decode_problem import DecodeProblem
-from la_cute.compiled_kernel_cache import compiled_kernel
+from la_cute.compiled_kernel_cache import compiled_kernel, origin_of
 from la_cute.decode_tiles import ACCESS_BYTES, IO_PIECE, DecodeTiles
 from la_cute.kernel_keys import key_of_decode
 from la_cute.prebuilt_kernels import decode_call_of
@@ -45,14 +45,16 @@ class DecodeLaunch:
         return function
 
     def direct(self, extents: tuple[int, ...]) -> Callable[..., bool] | None:
-        """The kernel of prebuilt libraries behind native code that looks at addresses, if the first call took it."""
+        """Native code that looks at addresses and calls the kernel, for the best addresses that the strides allow; None
+        if that kernel is not there yet or was not prebuilt.
+        """
         aligned = self._strides_aligned
-        kernel = self._by_alignment[aligned]
-        make = decode_call_of(key_of_decode(self.problem, self.tiles, aligned=aligned)) if kernel is not None else None
+        key = key_of_decode(self.problem, self.tiles, aligned=aligned)
+        make = decode_call_of(key) if origin_of(key) == "prebuilt" else None
         if make is None:
             return None
         masks = (ACCESS_BYTES - 1, self._io_mask) if aligned else (0, 0)
-        function: Callable[..., bool] = make(kernel, self.problem.P, *masks, *extents)
+        function: Callable[..., bool] = make(compiled_kernel(key), self.problem.P, *masks, *extents)
         return function
 
     def decode(

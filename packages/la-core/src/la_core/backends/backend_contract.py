@@ -60,16 +60,20 @@ class Backend(Protocol):
 
 
 class DirectBackend(Protocol):
-    """What a backend may have beside :meth:`Backend.decode`, for less time from Python. It is looked up by name."""
+    """What a backend may have beside :meth:`Backend.decode`, for less time from Python.
+
+    It is looked up by name: a subclass that changes `decode` must change or remove it too.
+    """
 
     def direct_decode(self, problem: DecodeProblem, extents: tuple[int, ...]) -> Callable[..., bool] | None:
-        """A function for calls that have the facts of `problem`, or None. Asked for when the first of them has run.
+        """A function for calls that have the facts of `problem`, or None. Asked for when the first of them has run, for
+        tensors on a GPU and `B >= 1`.
 
         The function takes `(q, k, v, s, s_offsets, decay_scales, out, softmax_scale)`, positionally. Facts are checked,
         memory is not: of each tensor, in that order, `extents` says how many bytes there are from its first element to
         its last. Where those of `s` or of `out` meet those of another tensor, and for any reason of its own, the
         function answers False and has done nothing: `la_core` then goes the whole way. Otherwise it does what `decode`
-        does, and answers True.
+        does, on the current stream and from any thread, and answers True.
         """
 
 

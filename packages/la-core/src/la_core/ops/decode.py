@@ -132,13 +132,16 @@ def decode(
             )
         q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
 
+    allocated = None
     direct = plan.direct
     if (
         direct is not None
         and (softmax_scale is None or type(softmax_scale) is float)
         and not (check_offsets or (ENV_CHECK_OFFSETS and check_offsets is None))
     ):
-        target = out if out is not None else _new_output(v, plan)
+        target = out
+        if target is None:
+            target = allocated = _new_output(v, plan)
         scale = plan.default_scale if softmax_scale is None else softmax_scale
         if direct(q, k, v, s, s_offsets, decay_scales, target, scale):
             return target
@@ -181,10 +184,11 @@ def decode(
     elif type(softmax_scale) is not float:
         softmax_scale = check_number("decode", "softmax_scale", softmax_scale)
     if out is None:
-        out = _new_output(v, plan)
+        out = _new_output(v, plan) if allocated is None else allocated
     if plan.run is not None:
         plan.run(plan.problem, q, k, v, s, s_offsets, decay_scales, softmax_scale, out)
-        plan.after_call()
+        if plan.offer is not None:
+            plan.take_offer()
     return out
 
 

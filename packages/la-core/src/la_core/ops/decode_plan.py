@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,34 +30,40 @@ class DecodePlan(KeptPlan[DecodeProblem]):
         offers nothing.
     disjoint
         Arrangements in memory that were found free of overlap although ranges of addresses meet.
+    offer
+        What makes `direct`, until it has been asked.
     like_v
         True if `empty_like(v)` is contiguous without being told so, which is the faster call.
     """
 
-    __slots__ = ("_offer", "checked_offsets", "default_scale", "direct", "disjoint", "like_v")
+    __slots__ = ("checked_offsets", "default_scale", "direct", "disjoint", "like_v", "offer")
 
     def __init__(
         self, problem: DecodeProblem, backend: object, method: str, asked: str, defaults: CallDefaults, tensors: Tensors
     ) -> None:
         super().__init__(problem, backend, method, asked, defaults, tensors)
         self.direct: Callable[..., bool] | None = None
-        self._offer: Any = getattr(backend, "direct_decode", None)
+        # Where values are read, every call has something to check.
+        self.offer: Any = None if self.reads_values else getattr(backend, "direct_decode", None)
         self.default_scale = float(problem.K) ** -0.5
         self.disjoint: set[tuple[int, ...]] = set()
         self.checked_offsets: list[int] | None = None
         self.like_v = torch.empty_like(tensors[2]).is_contiguous()
 
-    def after_call(self) -> None:
-        """Ask the backend for what it offers, once: what the first call had to prepare is there now."""
-        # Where values are read, every call has something to check.
-        if self._offer is None or self.reads_values:
+    def take_offer(self) -> None:
+        """Ask the backend once, behind the first call: what that had to prepare is there now."""
+        offer, self.offer = self.offer, None
+        if offer is None:  # another thread was first
             return
-        offer, self._offer = self._offer, None
         extents = self.extents
         if len(extents) < len(TENSORS):
             out = self.problem.B * self.problem.H * self.problem.V * self.problem.out_dtype.itemsize
             extents = *extents, out
-        self.direct = offer(self.problem, extents)
+        try:
+            self.direct = offer(self.problem, extents)
+        except Exception as reason:
+            # The call has run: it must not look as if it had not.
+            warnings.warn(f"decode: direct_decode failed: {reason!r}", RuntimeWarning, stacklevel=3)
 
 
 store = PlanStore("decode", "decode", DecodePlan)
