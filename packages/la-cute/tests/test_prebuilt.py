@@ -173,21 +173,12 @@ def test_the_kernels_of_decode_are_prebuilt_for_every_batch_and_number_of_heads(
     """Of every kind that is prebuilt at all; as many heads as fill a large slot, and fewer."""
     names = set(map(function_name, prebuilt_keys("sm_90a", "decode")))
     sizes = itertools.product((1, 2, 3, 4, 7, 8, 16, 31, 64, 100, 256, 513), (1, 2, 8, 16, 32, 48, 64, 128, 256))
-    for (rows, heads), (size, io_dtype, state_dtype) in itertools.product(sizes, KINDS):
-        problem = DecodeProblem.contiguous(
-            B=rows,
-            P=rows,
-            H=heads,
-            K=size,
-            V=size,
-            io_dtype=io_dtype,
-            state_dtype=state_dtype,
-            device="cuda",
-            arch=(9, 0),
-        )
-        for layout, overlap in itertools.product(LAYOUTS, (False, True)):
-            one = replace(problem, state_layout=layout, overlap=overlap)
-            assert names.issuperset(map(function_name, keys_of_problem(one))), one
+    ways = itertools.product(KINDS, LAYOUTS, (False, True))
+    for (rows, heads), ((size, io_dtype, state_dtype), layout, overlap) in itertools.product(sizes, ways):
+        dtypes = {"io_dtype": io_dtype, "out_dtype": io_dtype, "state_dtype": state_dtype}
+        problem = replace(PROBLEM, B=rows, P=rows, H=heads, G=heads, K=size, V=size, state_layout=layout, **dtypes)
+        problem = replace(problem, overlap=overlap)
+        assert names.issuperset(map(function_name, keys_of_problem(problem))), problem
 
 
 @pytest.mark.parametrize("arch", list(ARCHES))
