@@ -10,6 +10,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,19 @@ from la_cute import prebuild
 from la_cute.decode_compile_key import decode_compile_key
 from la_cute.decode_tiles import choose_decode_tiles
 from la_cute.kernel_keys import KernelKey
-from la_cute.prebuilt_kernels import DECODE_CALL
+from la_cute.prebuilt_kernels import load_decode_call
 from la_cute.window_compile_key import cursors_compile_key, window_compile_key
 from la_cute.window_problems import window_problems
 from la_cute.window_tiles import choose_window_tiles
 
-if sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None:
-    pytest.skip("not run: host code is linked by gcc, on Linux for x86-64", allow_module_level=True)
+if (
+    sys.platform != "linux"
+    or platform.machine() != "x86_64"
+    or shutil.which("gcc") is None
+    or not prebuild.PYTHON_HEADER.exists()
+):
+    reason = "not run: host code is linked by gcc, on Linux for x86-64, with Python's header files"
+    pytest.skip(reason, allow_module_level=True)
 pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
 
 import numpy as np
@@ -56,6 +64,7 @@ struct launch {
 };
 
 unsigned recorded_shape[8];                  /* grid, block, bytes of shared memory, whether it overlaps */
+void *recorded_stream;
 unsigned char recorded_parameters[24][64];
 unsigned parameter_bytes[24], parameter_count;  /* set before */
 
@@ -65,6 +74,7 @@ int _cudaLaunchKernelEx(const struct launch *launch, const void *kernel, void **
     memcpy(recorded_shape, launch->grid, sizeof launch->grid);
     memcpy(recorded_shape + 3, launch->block, sizeof launch->block);
     recorded_shape[6] = launch->shared_bytes;
+    recorded_stream = launch->stream;
     recorded_shape[7] = 0;
     for (unsigned n = 0; n < launch->attribute_count; n++)
         if (launch->attributes[n].id == PROGRAMMATIC_STREAM_SERIALIZATION)
@@ -132,9 +142,56 @@ class _CudaTensor:
         return 2, 0
 
     def __dlpack__(self, **options: Any) -> Any:
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+        return _capsule(self._tensor, b"dltensor")
+
+    def write(self, address: int) -> None:
+        """Write the DLTensor, which is what stands before its context, to an address."""
+        ctypes.memmove(address, ctypes.addressof(self._tensor), _DLTensor.context.offset)
+
+
+def _capsule(content: ctypes.Structure, name: bytes) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(ctypes.addressof(content), name, None)
+
+
+STREAM, OTHER_STREAM = 0x5EED0, 0x5EED1
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+def _tensor_from_object(one: _CudaTensor, address: int) -> int:
+    one.write(address)
+    return 0
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def _current_work_stream(device_type: int, device: int, stream: Any) -> int:
+    assert (device_type, device) == (2, 0)
+    stream[0] = STREAM
+    return 0
+
+
+class _ExchangeTable(ctypes.Structure):
+    """DLPackExchangeAPI."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("previous", ctypes.c_void_p),
+        ("unused", ctypes.c_void_p * 3),
+        ("tensor_from_object", type(_tensor_from_object)),
+        ("current_work_stream", type(_current_work_stream)),
+    )
+
+
+_EXCHANGE_TABLE = _ExchangeTable((1, 3), None, (None,) * 3, _tensor_from_object, _current_work_stream)
+EXCHANGE, _EXCHANGE_NAME = "__dlpack_c_exchange_api__", b"dlpack_exchange_api"
+
+
+class _ExchangedTensor(_CudaTensor):
+    """Can be read through the function table of DLPack too."""
+
+
+setattr(_ExchangedTensor, EXCHANGE, _capsule(_EXCHANGE_TABLE, _EXCHANGE_NAME))
 
 
 def _problem(B: int, G: int, overlap: bool, **changes: Any) -> DecodeProblem:
@@ -256,7 +313,7 @@ def _launch(
     (folder / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
     archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", tvm_ffi.libinfo.find_libtvm_ffi())
     name = "direct.so" if direct else "kernel.so"
-    native = (str(DECODE_CALL_FILE), "-I", tvm_ffi.libinfo.find_include_path()) if direct else ()
+    native = (str(DECODE_CALL_FILE), *(f"-I{include}" for include in prebuild.include_folders())) if direct else ()
     command = ("gcc", "-shared", "-fPIC", "-o", name, "kernel.o", "cuda.c", *native, *map(str, archives))
     # Its own functions, whatever the process has loaded under the same names.
     subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=folder, check=True)
@@ -266,18 +323,91 @@ def _launch(
     ctypes.c_uint.in_dll(library, "parameter_count").value = len(sizes)
     (ctypes.c_uint * MOST_PARAMETERS).in_dll(library, "parameter_bytes")[: len(sizes)] = [*sizes]
     places = iter(arguments.values())
-    fakes = [None if one is None else _CudaTensor(next(places), one[0]) for one in given]
-    tensors = [fake and tvm_ffi.from_dlpack(fake) for fake in fakes]
+    kind = _ExchangedTensor if direct else _CudaTensor
+    tensors = [None if one is None else kind(next(places), one[0]) for one in given]
+    kernel = module["kernel"]
     if direct:
         scale, slots = numbers
         by_name = dict(zip(arguments, tensors, strict=True))
-        call = module[DECODE_CALL](module["kernel"], slots, 0, 0, *(1 for _ in TENSORS))
-        assert call(*(by_name[name] for name in TENSORS), scale) is True
+        make = load_decode_call(folder / name).make
+        call = make(kind, kernel, kernel.__chandle__(), slots, 0, 0, (1,) * len(TENSORS))
+        for before in (None, OTHER_STREAM):
+            with _env_stream(before):
+                assert call(*(by_name[name] for name in TENSORS), scale) is True
     else:
-        module["kernel"](*tensors, *numbers)
+        kernel(*(tensor and tvm_ffi.from_dlpack(tensor) for tensor in tensors), *numbers)
+    assert ctypes.c_void_p.in_dll(library, "recorded_stream").value == (STREAM if direct else None)
     shape = tuple((ctypes.c_uint * 8).in_dll(library, "recorded_shape"))
     recorded = (ctypes.c_ubyte * 64 * MOST_PARAMETERS).in_dll(library, "recorded_parameters")
     return shape, [(size, bytes(part)) for size, part in zip(sizes, recorded, strict=False)]
+
+
+@contextmanager
+def _env_stream(stream: int | None) -> Iterator[None]:
+    """tvm-ffi's stream of the first CUDA device is this one, and is so in the end."""
+    ffi = ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi())
+    ffi.TVMFFIEnvGetStream.restype = ctypes.c_void_p
+    ffi.TVMFFIEnvSetStream(2, 0, ctypes.c_void_p(stream), None)
+    try:
+        yield
+        assert ffi.TVMFFIEnvGetStream(2, 0) == stream
+    finally:
+        ffi.TVMFFIEnvSetStream(2, 0, None, None)
+
+
+FUNCTIONS_THAT_REFUSE = """
+#include <Python.h>
+
+static int refuse(void) {
+    PyErr_SetString(PyExc_BufferError, "not for DLPack");
+    return -1;
+}
+
+int refuse_tensor(void *object, void *tensor) { return refuse(); }
+int refuse_stream(int type, int device, void **stream) { return refuse(); }
+"""
+
+
+def test_a_direct_call_does_without_what_dlpack_lacks(tmp_path: Path) -> None:
+    (tmp_path / "refuse.c").write_text(FUNCTIONS_THAT_REFUSE)
+    command = ["gcc", "-shared", "-fPIC", f"-I{prebuild.PYTHON_HEADER.parent}", "-o", "refuse.so", "refuse.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    library = ctypes.CDLL(str(tmp_path / "refuse.so"))
+    refuse_tensor = ctypes.cast(library.refuse_tensor, type(_tensor_from_object))
+    refuse_stream = ctypes.cast(library.refuse_stream, type(_current_work_stream))
+    make = load_decode_call(prebuild.link([], tmp_path)).make
+    calls: list[Any] = []
+    kernel = tvm_ffi.convert(lambda *arguments: calls.append(arguments))
+
+    def answer(version: int, tensor_from_object: Any, current_work_stream: Any) -> Any:
+        """What a call answers to tensors with such a table; None if there are no calls."""
+        table = _ExchangeTable((version, 3), None, (None,) * 3, tensor_from_object, current_work_stream)
+        kind: Any = type("Kind", (_CudaTensor,), {EXCHANGE: _capsule(table, _EXCHANGE_NAME)})
+        call = make(kind, kernel, kernel.__chandle__(), 1, 0, 0, (1,) * len(TENSORS))
+        tensors = (kind(Placed(4096 * n, (2,), (1,)), torch.float32) for n in range(1, 8))
+        with _env_stream(OTHER_STREAM):
+            return call and call(*tensors, 1.0)
+
+    assert answer(2, _tensor_from_object, _current_work_stream) is None
+    assert answer(1, type(_tensor_from_object)(), _current_work_stream) is None
+    assert answer(1, refuse_tensor, _current_work_stream) is False
+    assert answer(1, _tensor_from_object, refuse_stream) is False
+    assert not calls
+    assert answer(1, _tensor_from_object, _current_work_stream) is True
+    assert len(calls) == 1
+
+
+def test_a_stream_is_put_back_after_a_failed_launch(tmp_path: Path) -> None:
+    make = load_decode_call(prebuild.link([], tmp_path)).make
+
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("no launch")
+
+    kernel = tvm_ffi.convert(failing)
+    tensors = [_ExchangedTensor(Placed(4096 * n, (2,), (1,)), torch.float32) for n in range(1, 8)]
+    call = make(_ExchangedTensor, kernel, kernel.__chandle__(), 1, 0, 0, (1,) * len(TENSORS))
+    with _env_stream(OTHER_STREAM), pytest.raises(RuntimeError, match="no launch"):
+        call(*tensors, 1.0)
 
 
 def _assert_same(parameters: list[tuple[int, bytes]], expected: list[Array]) -> None:

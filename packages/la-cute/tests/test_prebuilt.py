@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from la_cute.backend import backend
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
 from la_cute.decode_launch import DecodeLaunch
 from la_cute.kernel_keys import KernelKey, key_of_decode, keys_of_problem
+from la_cute.prebuild import PYTHON_HEADER
 from la_cute.prebuilt_keys import FAMILIES, KINDS, LAYOUTS, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
 from la_cute.window_compile_key import CursorsCompileKey
 from la_cute.window_problems import window_problems
@@ -36,8 +38,11 @@ PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arc
 NO_COMPILER = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
 
 linked = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None,
-    reason="not run: prebuilt kernels are linked by gcc, on Linux for x86-64",
+    sys.platform != "linux"
+    or platform.machine() != "x86_64"
+    or shutil.which("gcc") is None
+    or not PYTHON_HEADER.exists(),
+    reason="not run: prebuilt kernels are linked by gcc, on Linux for x86-64, with Python's header files",
 )
 
 FAKE_CUDA_TENSORS = '''
@@ -258,7 +263,7 @@ def test_calls_go_a_direct_way_once_a_prebuilt_kernel_is_there(folder: Path, mon
     launch._prepare(False)
     assert launch.direct(extents) is None
     launch._prepare(True)
-    assert type(launch.direct(extents)).__name__ == "Function"
+    assert callable(launch.direct(extents))
     monkeypatch.setattr(cache, "_kernels", {})
     monkeypatch.setenv(prebuilt_kernels.ENV_PREBUILT, "0")
     launch._prepare(True)
@@ -275,7 +280,26 @@ def test_the_direct_way_gets_the_kernel_and_the_addresses_that_it_can_take(
     kernels = {aligned: launch._prepare(aligned) for aligned in (True, False)}
     monkeypatch.setattr("la_cute.decode_launch.decode_call_of", lambda key: lambda *facts: facts)
     facts = launch.direct(tuple(range(1, 8)))
-    assert facts == (kernels[gap == 0], PROBLEM.P, *masks, *range(1, 8))
+    kernel = kernels[gap == 0]
+    assert facts == (torch.Tensor, kernel, kernel.__chandle__(), PROBLEM.P, *masks, tuple(range(1, 8)))
+
+
+@linked
+@pytest.mark.parametrize(("name", "value"), [("implementation", SimpleNamespace(name="pypy")), ("abiflags", "t")])
+def test_there_is_no_direct_way_in_another_interpreter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    launch = DecodeLaunch(PROBLEM)
+    launch._prepare(True)
+    monkeypatch.setattr(sys, name, value)
+    assert launch.direct(tuple(range(1, 8))) is None
+
+
+def test_launches_of_the_compiler_go_through_the_function_that_is_wrapped() -> None:
+    """`kernel_launch.c` takes the place of this one function of the runtime, and of no other."""
+    export = pytest.importorskip("cutlass.cute.export.aot_config", reason="not run: the CuTe DSL is not installed")
+    archive = Path(export.get_libdir(), "libcuda_dialect_runtime_static.a").read_bytes()
+    assert {*re.findall(rb"\0(cudaLaunch\w*)", archive)} == {b"cudaLaunchKernelExC"}
 
 
 @linked
@@ -469,9 +493,8 @@ def test_prebuilt_and_just_compiled_kernels_are_the_same_machine_code(
 def test_a_library_shows_its_functions_and_nothing_else(built: Path) -> None:
     listing = subprocess.run(["nm", "-D", str(_library(built))], capture_output=True, text=True, check=True).stdout
     shown = {line.split()[-1] for line in listing.splitlines() if " T " in line}
-    assert shown == {
-        f"__tvm_ffi_{name}" for name in (prebuilt_kernels.DECODE_CALL, *(function_name(_key(a)) for a in (True, False)))
-    }
+    kernels = {f"__tvm_ffi_{function_name(_key(aligned))}" for aligned in (True, False)}
+    assert shown == kernels | {f"PyInit_{prebuilt_kernels.DECODE_CALL}"}
 
 
 @linked

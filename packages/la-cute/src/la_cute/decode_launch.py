@@ -46,7 +46,7 @@ class DecodeLaunch:
 
     def direct(self, extents: tuple[int, ...]) -> Callable[..., bool] | None:
         """Native code that looks at addresses and calls the kernel, for the best addresses that the strides allow; None
-        if that kernel is not there yet or was not prebuilt.
+        if that kernel is not there yet or was not prebuilt, or if torch has no function table of DLPack.
         """
         aligned = self._strides_aligned
         key = key_of_decode(self.problem, self.tiles, aligned=aligned)
@@ -54,7 +54,10 @@ class DecodeLaunch:
         if make is None:
             return None
         masks = (ACCESS_BYTES - 1, self._io_mask) if aligned else (0, 0)
-        function: Callable[..., bool] = make(compiled_kernel(key), self.problem.P, *masks, *extents)
+        kernel = compiled_kernel(key)
+        function: Callable[..., bool] | None = make(
+            torch.Tensor, kernel, kernel.__chandle__(), self.problem.P, *masks, extents
+        )
         return function
 
     def decode(

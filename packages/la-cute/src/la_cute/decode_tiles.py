@@ -124,8 +124,16 @@ _WITH_OVERLAP_LARGE_SLOTS = (
     _WITH_OVERLAP[3],
     _Cut(math.inf, 8 * KIB, 8, "evict_last", crowded=True),
 )
-_16_BITS_WITHOUT_OVERLAP = (*_WITHOUT_OVERLAP[:4], _WITHOUT_OVERLAP[-1])
-_16_BITS_WITH_OVERLAP = (*_WITH_OVERLAP_LARGE_SLOTS[:4], _WITH_OVERLAP[4], _WITH_OVERLAP[-1])
+_16_BITS_WITHOUT_OVERLAP = (
+    *_WITHOUT_OVERLAP[:2],
+    _Cut(512, 8 * KIB, 4, "evict_last", crowded=True),
+    _Cut(math.inf, 4 * KIB, 1, "evict_last"),
+)
+_16_BITS_WITH_OVERLAP = (
+    *_WITH_OVERLAP_LARGE_SLOTS[:3],
+    _Cut(512, 4 * KIB, 4, "evict_last", crowded=True),
+    _16_BITS_WITHOUT_OVERLAP[-1],
+)
 
 LARGE_SLOT = 2 << 20
 """Bytes of states in a slot from which on it counts as large. Measured with slots of 0.5, 1, 2 and 4 MiB."""
@@ -154,9 +162,15 @@ def choose_decode_tiles(problem: DecodeProblem) -> DecodeTiles:
     ============ ================================== ============= ================================== =============
 
     `sf` is `store_first`, `ss` is `spread_sums`, `c` is `crowded`, and a large slot has :data:`LARGE_SLOT` bytes of
-    states or more. Other sizes, and states of 16 bits, take the tiles of as many bytes, not tuned. Those of 16 bits
-    take, with overlap, the tile of large slots up to 128 units, and beyond 512 units none for a crowd: with it, large
-    calls of theirs took longer with overlap than without (`grid-bf16.jsonl` of the record `2026-11-30-full-3`).
+    states or more. Other sizes take the tiles of as many bytes, not tuned, and so do states of 16 bits up to 128 units,
+    with overlap those of large slots. Beyond, measured in bfloat16, with overlap for 64 heads too:
+
+    ============ ================================== ============= ================================== =============
+    units        without overlap                    of the best   with overlap                       of the best
+    ============ ================================== ============= ================================== =============
+    up to 512    8 KiB, 4 warps, evict last, c      1.00 to 1.01  4 KiB, 4 warps, evict last, c      1.00 to 1.01
+    above        4 KiB, 1 warp, evict last          1.00          4 KiB, 1 warp, evict last          1.00 to 1.01
+    ============ ================================== ============= ================================== =============
 
     A choice may follow the batch only where it changes no bit. With K contiguous one warp sums each row of a state in
     every tile. With V contiguous the order of a sum depends on the tile, so one tile serves all batches.

@@ -5,7 +5,7 @@
 writes the libraries of the named architectures, of all by default, into the package, unless they are up to date: one
 for decode, and where they are built ahead of time one for the operators of the KV window. Each is linked of the
 kernels' object files, the compiler's static launch functions, the static CUDA runtime of the distribution
-`nvidia-cuda-runtime`, `cuda_error.c` and `decode_call.c`; of the system it needs glibc, and of Python `apache-tvm-ffi`.
+`nvidia-cuda-runtime`, and the C files of this package; of the system it needs glibc, and of Python `apache-tvm-ffi`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
@@ -43,7 +44,9 @@ from la_cute.prebuilt_keys import FAMILIES, function_name, prebuilt_keys
 
 CUDA_RUNTIME = "nvidia-cuda-runtime"
 
-C_FILES = tuple(Path(__file__).with_name(name) for name in ("cuda_error.c", "decode_call.c"))
+C_FILES = tuple(Path(__file__).with_name(name) for name in ("cuda_error.c", "decode_call.c", "kernel_launch.c"))
+
+PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
 
 CPU, CPU_FEATURES = "x86-64", ("sse2",)
 """Host code is for every processor of this family. Left alone, the compiler takes the one that it runs on."""
@@ -51,7 +54,7 @@ CPU, CPU_FEATURES = "x86-64", ("sse2",)
 JOBS = min(os.cpu_count() or 1, 8)
 """Each process holds the compiler."""
 
-EXPORTS = "{ global: __tvm_ffi_*; local: *; };"
+EXPORTS = "{ global: __tvm_ffi_*; PyInit_*; local: *; };"
 """Nothing else is seen from outside, so that a second CUDA runtime in the process does not meet this one."""
 
 
@@ -124,19 +127,30 @@ def link(objects: Sequence[Path], scratch: Path) -> Path:
 
     exports, library = scratch / "exports", scratch / "kernels.so"
     exports.write_text(EXPORTS)
-    runtime = importlib.metadata.distribution(CUDA_RUNTIME).locate_file("nvidia/cu13/lib/libcudart_static.a")
-    archives = (Path(get_libdir()) / "libcuda_dialect_runtime_static.a", runtime, tvm_ffi.libinfo.find_libtvm_ffi())
+    cuda = Path(importlib.metadata.distribution(CUDA_RUNTIME).locate_file("nvidia/cu13"))
+    archives = (
+        Path(get_libdir()) / "libcuda_dialect_runtime_static.a",
+        cuda / "lib/libcudart_static.a",
+        tvm_ffi.libinfo.find_libtvm_ffi(),
+    )
     command = (
         *("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror"),
-        *("-I", tvm_ffi.libinfo.find_include_path(), "-I", tvm_ffi.libinfo.find_dlpack_include_path()),
+        *(f"-I{folder}" for folder in (*include_folders(), cuda / "include")),
         *("-o", library, *objects, *C_FILES, *archives),
-        *("-lpthread", "-ldl", "-lrt", f"-Wl,--version-script={exports}"),
+        *("-lpthread", "-ldl", "-lrt", f"-Wl,--version-script={exports}", "-Wl,--wrap=cudaLaunchKernelExC"),
         *("-Wl,--gc-sections", "-Wl,--strip-all", "-Wl,--no-undefined", "-Wl,-z,now"),
     )
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"gcc cannot link the kernels:\n{done.stderr[-4000:]}")
     return library
+
+
+def include_folders() -> tuple[str, ...]:
+    """Where `decode_call.c` finds the headers of tvm-ffi, DLPack and Python."""
+    from tvm_ffi import libinfo
+
+    return libinfo.find_include_path(), libinfo.find_dlpack_include_path(), str(PYTHON_HEADER.parent)
 
 
 def _versions() -> dict[str, str]:
@@ -172,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"kernels are built ahead of time on Linux for x86-64, not on {sys.platform} {platform.machine()}")
     if shutil.which("gcc") is None:
         parser.error("gcc is not there, and kernels are linked by it")
+    if not PYTHON_HEADER.exists():
+        parser.error(f"{PYTHON_HEADER} is not there: it comes with the development files of this Python")
     # Not forked: the compiler has threads.
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
         for arch in options.arch or ARCHES:

@@ -13,8 +13,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ FOLDER = Path(__file__).parent.with_name("la_cute_kernels")
 """Where the libraries are."""
 
 DECODE_CALL = "decode_call"
-"""Name of the function of every library that `decode_call.c` describes."""
+"""What every library is as an extension module of CPython: see `decode_call.c`."""
 
 FFI = "apache-tvm-ffi"
 """The distribution through which functions are called, of any source."""
@@ -176,23 +179,28 @@ def why_missing(key: KernelKey) -> str | None:
 
 def prebuilt_kernel(key: KernelKey) -> Any:
     """The function of a key, as from its `compile`; None if it is not prebuilt."""
-    return _function(key, function_name(_of_library(key)))
+    name = function_name(_of_library(key))
+    return _from_library(key, lambda path: _module(path)[name])
 
 
 def decode_call_of(key: KernelKey) -> Any:
-    """What makes calls of decode with a prebuilt kernel, see `decode_call.c`; None if that key is not prebuilt."""
-    return _function(key, DECODE_CALL)
+    """The `make` of `decode_call.c`, from the library of a key; None if that is not prebuilt, or without the stable
+    interface of CPython.
+    """
+    if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):
+        return None
+    return _from_library(key, lambda path: load_decode_call(path).make)
 
 
-def _function(key: KernelKey, name: str) -> Any:
-    """A function of the library that has a key; None without one."""
+def _from_library(key: KernelKey, take: Callable[[Path], Any]) -> Any:
+    """What `take` finds in the library that has a key; None without one."""
     if why_missing(key) is not None:
         return None
     found = _of_library(key)
     path = find_library(FOLDER, found.arch, family_of(found)).path
     try:
-        return _module(path)[name]
-    except (RuntimeError, AttributeError) as reason:
+        return take(path)
+    except (RuntimeError, AttributeError, ImportError, SystemError) as reason:
         warnings.warn(f"la-cute cannot load {path}: {reason}", RuntimeWarning, stacklevel=5)
         return None
 
@@ -202,6 +210,15 @@ def _module(path: Path) -> Any:
     from tvm_ffi import load_module
 
     return load_module(path)
+
+
+@functools.cache
+def load_decode_call(path: Path) -> Any:
+    """A library as an extension module."""
+    loader = ExtensionFileLoader(DECODE_CALL, str(path))
+    module = importlib.util.module_from_spec(ModuleSpec(DECODE_CALL, loader, origin=str(path)))
+    loader.exec_module(module)
+    return module
 
 
 @functools.cache

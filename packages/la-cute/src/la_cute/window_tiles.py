@@ -96,6 +96,14 @@ _DECODE_WITH_OVERLAP: _Choice = (
     (128, 32, 4, "evict_first", 1),
     (MOST_UNITS_WITH_OVERLAP, 64, 2, "evict_first", 1),
 )
+_DECODE_16_BITS_WITH_OVERLAP: _Choice = (
+    (4, 32, 2, "evict_first", 1),
+    (8, 64, 2, "evict_first", 1),
+    (16, 32, 1, "evict_last", 1),
+    (32, 32, 4, "evict_first", 1),
+    (64, 64, 2, "evict_first", 1),
+    *_DECODE_WITH_OVERLAP[2:],
+)
 _VERIFY: _Choice = ((16, 16, 4, "", 1), (64, 32, 4, "", 1), (math.inf, 64, 4, "evict_first", 1))
 _COMMIT: _Choice = (
     (64, 16, 4, "evict_last", 1),
@@ -123,7 +131,7 @@ def choose_window_tiles(problem: WindowProblem) -> WindowTiles:
     units = _units(problem)
     choice = {"decode_window": _DECODE, "verify": _VERIFY, "commit": _COMMIT}[problem.op]
     if problem.op == "decode_window" and overlaps(problem):
-        choice = _DECODE_WITH_OVERLAP
+        choice = _DECODE_WITH_OVERLAP if _state_dtype(problem).itemsize == 4 else _DECODE_16_BITS_WITH_OVERLAP
     return _tiles(problem, *next(tile for tile in choice if units <= tile[0])[1:])
 
 

@@ -118,7 +118,6 @@ def decode(
             plan = latest.allocating = find_plan(
                 backend, (q, k, v, s, s_offsets, decay_scales), softmax_scale, check_offsets
             )
-        q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes = plan.extents
     else:
         plan = latest.given
         if (
@@ -130,7 +129,6 @@ def decode(
             plan = latest.given = find_plan(
                 backend, (q, k, v, s, s_offsets, decay_scales, out), softmax_scale, check_offsets
             )
-        q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes, out_bytes = plan.extents
 
     allocated = None
     direct = plan.direct
@@ -147,6 +145,7 @@ def decode(
             return target
 
     # What is written must not overlap anything else. Extents that do not meet settle it; the rest is judged exactly.
+    q_bytes, k_bytes, v_bytes, s_bytes, offsets_bytes, decay_bytes = plan.extents[:6]
     q_start, k_start, v_start = q.data_ptr(), k.data_ptr(), v.data_ptr()
     s_start, offsets_start, decay_start = s.data_ptr(), s_offsets.data_ptr(), decay_scales.data_ptr()
     s_end = s_start + s_bytes
@@ -160,7 +159,7 @@ def decode(
         check_memory((q, k, v, s, s_offsets, decay_scales), plan.disjoint)
     if out is not None:
         out_start = out.data_ptr()
-        out_end = out_start + out_bytes
+        out_end = out_start + plan.extents[6]
         if (
             (s_start < out_end and out_start < s_end)
             or (q_start < out_end and out_start < q_start + q_bytes)

@@ -1,0 +1,200 @@
+"""How prebuilt kernels are launched, `kernel_launch.c`: around a driver and a runtime that only write down."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from la_cute import prebuild
+
+
+def _headers() -> Path | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return Path(importlib.metadata.distribution(prebuild.CUDA_RUNTIME).locate_file("nvidia/cu13/include"))
+    return None
+
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None or _headers() is None,
+    reason="not run: native code is linked by gcc, on Linux for x86-64, with the headers of nvidia-cuda-runtime",
+)
+
+CUDA_THAT_WRITES_DOWN = """
+#include <cuda.h>
+#include <string.h>
+
+int missing, get_context_result, get_function_result, launch_result;
+unsigned long context = 1;
+_Atomic int entry_points, lookups, driver_launches, runtime_launches, wrong_functions;
+CUlaunchConfig config;
+unsigned long launched_function;
+void **launched_parameters;
+
+static CUresult get_context(CUcontext current, unsigned long long *number) {
+    *number = context;
+    return current ? 1 : get_context_result;
+}
+
+static CUresult get_function(CUfunction *function, CUkernel kernel) {
+    lookups++;
+    *function = (CUfunction)((unsigned long)kernel * 1000 + context);
+    return get_function_result;
+}
+
+static CUresult launch(const CUlaunchConfig *given, CUfunction function, void **parameters, void **extra) {
+    if (launch_result) return launch_result;
+    driver_launches++;
+    config = *given;
+    launched_function = (unsigned long)function;
+    if (launched_function != (unsigned long)parameters * 1000 + context) wrong_functions++;
+    launched_parameters = extra ? 0 : parameters;
+    return 0;
+}
+
+int cudaGetDriverEntryPointByVersion(
+    const char *symbol, void **function, unsigned version, unsigned long long flags, int *found) {
+    if (version != 12000 || flags) return 1;
+    entry_points++;
+    if (!strcmp(symbol, "cuCtxGetId")) *function = get_context;
+    if (!strcmp(symbol, "cuKernelGetFunction")) *function = get_function;
+    if (!strcmp(symbol, "cuLaunchKernelEx")) *function = missing ? 0 : launch;
+    return 0;
+}
+
+int __real_cudaLaunchKernelExC(const void *launch, const void *kernel, void **parameters) {
+    runtime_launches++;
+    return 719;
+}
+"""
+
+
+class _RuntimeLaunch(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("shape", ctypes.c_uint * 6),
+        ("shared_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+class _DriverLaunch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("shape", ctypes.c_uint * 6),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+GIVEN = _RuntimeLaunch((ctypes.c_uint * 6)(2, 3, 4, 32, 5, 6), 7, 8, 9, 2)
+
+
+class Cuda:
+    """The library, and what it wrote down."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+
+    def launch(self, kernel: int = 1) -> int:
+        """Launch a kernel with `GIVEN`, and parameters at its own number: what the caller gets."""
+        launch = self.library.__getattr__("__wrap_cudaLaunchKernelExC")
+        result: int = launch(ctypes.byref(GIVEN), ctypes.c_void_p(kernel), ctypes.c_void_p(kernel))
+        return result
+
+    def __getitem__(self, name: str) -> int:
+        return ctypes.c_ulong.in_dll(self.library, name).value & 0xFFFFFFFF
+
+    def __setitem__(self, name: str, value: int) -> None:
+        ctypes.c_int.in_dll(self.library, name).value = value
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Functions that were looked up, launches of the driver, and of the runtime."""
+        return self["lookups"], self["driver_launches"], self["runtime_launches"]
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "cuda.c").write_text(CUDA_THAT_WRITES_DOWN)
+    source = Path(prebuild.__file__).with_name("kernel_launch.c")
+    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{_headers()}", "-o", "launch.so", str(source), "cuda.c"]
+    subprocess.run([*command, "-Wl,--no-undefined", "-Wl,-Bsymbolic"], cwd=folder, check=True)
+    return folder / "launch.so"
+
+
+@pytest.fixture
+def cuda(objects: Path, tmp_path: Path) -> Cuda:
+    """A library of its own: what it has looked up stays."""
+    return Cuda(Path(shutil.copy(objects, tmp_path / "launch.so")))
+
+
+def test_a_kernel_is_launched_by_the_driver_as_the_runtime_was_asked_to(cuda: Cuda) -> None:
+    assert cuda.launch(7) == 0
+    assert cuda.counts == (1, 1, 0)
+    config = _DriverLaunch.in_dll(cuda.library, "config")
+    assert [*config.shape] == [*GIVEN.shape]
+    for name in ("shared_bytes", "stream", "attributes", "attribute_count"):
+        assert getattr(config, name) == getattr(GIVEN, name)
+    assert (cuda["launched_function"], cuda["launched_parameters"]) == (7001, 7)
+
+
+def test_a_function_is_looked_up_once_for_each_kernel_and_context(cuda: Cuda) -> None:
+    for turn in range(3):
+        for kernel in (1, 2, 3):
+            for context in (1, 2):
+                cuda["context"] = context
+                assert cuda.launch(kernel) == 0
+                assert cuda["launched_function"] == kernel * 1000 + context
+        assert cuda.counts == (6, 6 * (turn + 1), 0)
+        assert cuda["entry_points"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("missing", 1), ("get_context_result", 1), ("get_function_result", 1), ("launch_result", 1)],
+)
+def test_what_the_driver_does_not_do_the_runtime_does(cuda: Cuda, name: str, value: int) -> None:
+    cuda[name] = value
+    assert cuda.launch() == 719
+    assert cuda.counts[1:] == (0, 1)
+    cuda[name] = 0
+    assert cuda.launch() == 0
+    assert cuda.counts[1:] == (1, 1)
+
+
+def test_more_kernels_than_there_is_room_for_are_launched_all_the_same(cuda: Cuda) -> None:
+    kernels = range(8, 8 * 4001, 8)
+    assert {cuda.launch(kernel) for kernel in kernels} == {0, 719}
+    _, by_driver, by_runtime = cuda.counts
+    assert by_driver + by_runtime == len(kernels)
+    assert 900 < by_driver <= 1024
+
+
+def test_threads_share_what_is_looked_up(cuda: Cuda) -> None:
+    kernels = [8 * n for n in range(1, 101)]
+
+    def launch_all(_: int) -> set[int]:
+        return {cuda.launch(kernel) for kernel in kernels}
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(launch_all, range(64))) == [{0}] * 64
+    lookups, by_driver, by_runtime = cuda.counts
+    # Two threads may look for the same function at the same time, and hardly ever for all of them.
+    assert len(kernels) <= lookups < 2 * len(kernels)
+    assert (by_driver, by_runtime, cuda["wrong_functions"]) == (6400, 0, 0)
