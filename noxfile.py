@@ -160,7 +160,8 @@ def docs(session: nox.Session) -> None:
 def prebuild(session: nox.Session) -> None:
     """Build la-cute's kernels ahead of time, for every architecture, unless they are up to date; a few minutes.
 
-    Needs gcc, on Linux for x86-64, and no GPU. Arguments go to la_cute.prebuild: nox -s prebuild -- sm_90a
+    Needs gcc and Python's header files, on Linux for x86-64, and no GPU. Arguments go to la_cute.prebuild:
+    nox -s prebuild -- sm_90a
     """
     session.run(shared_python(session), "-m", "la_cute.prebuild", *session.posargs, external=True)
 
