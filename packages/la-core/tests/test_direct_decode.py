@@ -122,6 +122,20 @@ def test_a_call_that_it_does_not_take_goes_the_whole_way(offer: Offer) -> None:
         decode(**arguments, softmax_scale="1")
 
 
+def test_what_it_raises_is_raised_and_nothing_is_done_again(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = _arguments()
+    plan = _known(arguments)
+
+    def failing(*given: Any) -> bool:
+        arguments["out"].fill_(3)
+        raise RuntimeError("no such launch")
+
+    monkeypatch.setattr(plan, "direct", failing)
+    with pytest.raises(RuntimeError, match="no such launch"):
+        decode(**arguments)
+    assert bool((arguments["out"] == 3).all())
+
+
 def test_a_scale_that_is_no_float_is_looked_at_first(offer: Offer) -> None:
     arguments = _arguments()
     _known(arguments)

@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 # numpy comes with the compiler; where neither is, the tests that need them say so.
-_NAMES = (
-    ("ptx_arithmetic", "ptx_emulator", "emulated_kernel", "emulated_window")
-    if importlib.util.find_spec("numpy")
-    else ()
-)
+_WITH_NUMPY = ("ptx_arithmetic", "ptx_emulator", "emulated_kernel", "emulated_window")
+_NAMES = ("native_code", *(_WITH_NUMPY if importlib.util.find_spec("numpy") else ()))
 for _name in _NAMES:
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     assert _spec is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import json
-import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_code import linked
 
 from la_core import DecodeProblem, UnsupportedByBackend
 from la_core.spec.window_problem import WindowProblem
@@ -28,7 +28,6 @@ from la_cute.backend import backend
 from la_cute.decode_compile_key import ARCHES, DecodeCompileKey
 from la_cute.decode_launch import DecodeLaunch
 from la_cute.kernel_keys import KernelKey, key_of_decode, keys_of_problem
-from la_cute.prebuild import PYTHON_HEADER
 from la_cute.prebuilt_keys import FAMILIES, KINDS, LAYOUTS, WINDOW_ARCHES, family_of, function_name, prebuilt_keys
 from la_cute.window_compile_key import CursorsCompileKey
 from la_cute.window_problems import window_problems
@@ -36,14 +35,6 @@ from la_cute.window_problems import window_problems
 PROBLEM = DecodeProblem.contiguous(B=8, P=8, H=8, K=64, V=64, device="cuda", arch=(9, 0))
 
 NO_COMPILER = 'and no compiler to make one: run python3 -m pip install "la-cute[jit]"'
-
-linked = pytest.mark.skipif(
-    sys.platform != "linux"
-    or platform.machine() != "x86_64"
-    or shutil.which("gcc") is None
-    or not PYTHON_HEADER.exists(),
-    reason="not run: prebuilt kernels are linked by gcc, on Linux for x86-64, with Python's header files",
-)
 
 FAKE_CUDA_TENSORS = '''
 import ctypes, tvm_ffi
