@@ -10,13 +10,10 @@ import pytest
 
 from la_cute.prebuild import PYTHON_HEADER
 
-LINKED = (
-    sys.platform == "linux"
-    and platform.machine() == "x86_64"
-    and shutil.which("gcc") is not None
-    and PYTHON_HEADER.exists()
+linked = pytest.mark.skipif(
+    sys.platform != "linux"
+    or platform.machine() != "x86_64"
+    or shutil.which("gcc") is None
+    or not PYTHON_HEADER.exists(),
+    reason="not run: native code is linked by gcc, on Linux for x86-64, with Python's header files",
 )
-
-NOT_LINKED = "not run: native code is linked by gcc, on Linux for x86-64, with Python's header files"
-
-linked = pytest.mark.skipif(not LINKED, reason=NOT_LINKED)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_code import LINKED, NOT_LINKED
+from native_code import linked
 
 from la_core import DecodeProblem
 from la_core.ops.decode_values import TENSORS
@@ -29,8 +29,6 @@ from la_cute.window_compile_key import cursors_compile_key, window_compile_key
 from la_cute.window_problems import window_problems
 from la_cute.window_tiles import choose_window_tiles
 
-if not LINKED:
-    pytest.skip(NOT_LINKED, allow_module_level=True)
 pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
 
 import numpy as np
@@ -41,6 +39,8 @@ from emulated_kernel import Arguments, Placed, kernel_parameters, launch_shape
 from emulated_window import ARGUMENTS, window_launch_shape, window_parameters
 from ptx_arithmetic import Array
 from ptx_emulator import parse_ptx
+
+pytestmark = linked
 
 CUDA_THAT_WRITES_DOWN = r"""
 #include <stddef.h>

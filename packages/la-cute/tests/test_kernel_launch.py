@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import platform
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +23,10 @@ def _headers() -> Path | None:
     return None
 
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None or _headers() is None,
-    reason="not run: native code is linked by gcc, on Linux for x86-64, with the headers of nvidia-cuda-runtime",
-)
+pytestmark = [
+    linked,
+    pytest.mark.skipif(_headers() is None, reason="not run: the headers of nvidia-cuda-runtime are not installed"),
+]
 
 CUDA_THAT_WRITES_DOWN = """
 #include <cuda.h>
@@ -94,28 +92,26 @@ int __tvm_ffi_launch(void* self, const TVMFFIAny* arguments, int32_t count, TVMF
 """
 
 
-class _RuntimeLaunch(ctypes.Structure):
-    """cudaLaunchConfig_t."""
-
-    _fields_ = (
+def _launch_fields(shared_bytes: type) -> tuple[tuple[str, type], ...]:
+    return (
         ("shape", ctypes.c_uint * 6),
-        ("shared_bytes", ctypes.c_size_t),
+        ("shared_bytes", shared_bytes),
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),
     )
+
+
+class _RuntimeLaunch(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = _launch_fields(ctypes.c_size_t)
 
 
 class _DriverLaunch(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = (
-        ("shape", ctypes.c_uint * 6),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
+    _fields_ = _launch_fields(ctypes.c_uint)
 
 
 GIVEN = _RuntimeLaunch((ctypes.c_uint * 6)(2, 3, 4, 32, 5, 6), 7, 8, 9, 2)
@@ -162,7 +158,6 @@ def cuda(library: Path, tmp_path: Path) -> Cuda:
     return Cuda(Path(shutil.copy(library, tmp_path / "launch.so")))
 
 
-@linked
 def test_libraries_of_kernels_are_linked_so_that_the_driver_launches(tmp_path: Path) -> None:
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="not run: apache-tvm-ffi is not installed")
     pytest.importorskip("cutlass", reason="not run: the CuTe DSL is not installed")
